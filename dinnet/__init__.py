@@ -1,0 +1,3 @@
+"""dinnet: the network side of a distributed inference network."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,3 @@
+from dinnet.cli import main
+
+main()

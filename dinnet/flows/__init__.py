@@ -1,0 +1,1 @@
+"""Packets to flow records, flow records to features."""
