@@ -1,0 +1,398 @@
+"""A memory-mapped packet ring on one interface: Linux AF_PACKET with TPACKET_V3 (packet(7), linux/if_packet.h).
+
+The kernel fills blocks of memory that this process also sees; a block is handed over when it is
+full or a few milliseconds old, and handed back once its packets have been used.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+import select
+import socket
+import struct
+import sys
+import threading
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from dinnet.capture.packet import FRAME_DTYPE, Frames
+from dinnet.errors import DinnetError, UsageError
+
+_ETH_P_ALL: Final = 0x0003
+_SOL_PACKET: Final = 263
+_PACKET_ADD_MEMBERSHIP: Final = 1
+_PACKET_RX_RING: Final = 5
+_PACKET_STATISTICS: Final = 6
+_PACKET_VERSION: Final = 10
+_PACKET_RESERVE: Final = 12
+_PACKET_MR_PROMISC: Final = 1
+_TPACKET_V3: Final = 2
+_SO_ATTACH_FILTER: Final = 26
+_SIOCGIFINDEX: Final = 0x8933
+_SIOCGIFFLAGS: Final = 0x8913
+_SIOCGIFHWADDR: Final = 0x8927
+_IFF_UP: Final = 0x1
+_CLONE_NEWNET: Final = 0x40000000
+_NETNS_FOLDER: Final = Path("/run/netns")
+_NAME_MAX: Final = 15  # IFNAMSIZ - 1
+
+_STATUS_USER: Final = 1
+_STATUS_VLAN_VALID: Final = 1 << 4
+_STATUS_VLAN_TPID_VALID: Final = 1 << 6
+_TPID_8021Q: Final = 0x8100
+_ADDRESSES_BYTES: Final = 12  # of the two Ethernet addresses, which a VLAN tag follows
+_VLAN_TAG_BYTES: Final = 4
+_FRAME_BYTES: Final = 2048  # TPACKET_V3 packs packets as they come; only its checks look at this
+
+#: A packet takes at least this much of a block: its header, its sender's address, and alignment.
+_SMALLEST_SLOT_BYTES: Final = 80
+
+# Classic BPF (linux/filter.h): opcodes, and the offsets of the kernel's own packet fields.
+_BPF_LD_ABS: Final = 0x20
+_BPF_JEQ: Final = 0x15
+_BPF_RET: Final = 0x06
+_SKF_AD_PROTOCOL: Final = 0xFFFFF000
+_SKF_AD_PKTTYPE: Final = 0xFFFFF004
+_PACKET_OUTGOING: Final = 4
+
+LINKTYPE_ETHERNET: Final = 1
+LINKTYPE_RAW: Final = 101
+_ARPHRD_LOOPBACK: Final = 772
+
+#: Hardware types (linux/if_arp.h) whose frames start with an Ethernet header.
+_ETHERNET_HARDWARE: Final = frozenset({1, _ARPHRD_LOOPBACK})
+#: Hardware types that carry bare IP, or whose own header the kernel takes off before a cooked socket
+#: sees the packet: InfiniBand, PPP, raw IP, IP-in-IP (v4, v6), SIT, GRE (v4, v6), none (tun, WireGuard).
+_IP_HARDWARE: Final = frozenset({32, 512, 519, 768, 769, 776, 778, 823, 65534})
+
+
+@dataclass(frozen=True, slots=True)
+class RingStats:
+    """What the kernel did so far: packets offered to the ring, and those of them it had no room for."""
+
+    packets: int
+    dropped: int
+
+
+@njit(cache=True, nogil=True)
+def walk_block(
+    ring: NDArray[np.uint8],
+    words: NDArray[np.uint32],
+    start: int,
+    link_type: int,
+    snaplen: int,
+    frames: Frames,
+    times_ns: NDArray[np.int64],
+) -> int:
+    """List the packets of one block, and put back the VLAN tags that the kernel took out.
+
+    Args:
+        ring: bytes of the whole ring; a tag is written into the room left in front of its packet.
+        words: the same memory as 32-bit words.
+        start: byte offset of the block.
+        link_type: LINKTYPE_ value for `frames`; tags are put back into Ethernet frames only.
+        snaplen: most bytes of a packet to keep.
+        frames: FRAME_DTYPE, room for all the packets of a block, overwritten.
+        times_ns: as many nanosecond time stamps, overwritten.
+
+    Returns:
+        The number of packets.
+    """
+    count = int(words[(start + 12) >> 2])
+    at = start + int(words[(start + 16) >> 2])
+    for i in range(count):
+        # struct tpacket3_hdr: next, sec, nsec, snaplen, len, status, mac (16 bits), rxhash, tci, tpid (16 bits)
+        word = at >> 2
+        captured = int(words[word + 3])
+        wire = int(words[word + 4])
+        status = int(words[word + 5])
+        offset = at + int(ring[at + 24]) + (int(ring[at + 25]) << 8)
+        if status & _STATUS_VLAN_VALID and link_type == LINKTYPE_ETHERNET and captured >= _ADDRESSES_BYTES:
+            tci = int(words[word + 8])
+            tpid = (int(words[word + 9]) & 0xFFFF) if status & _STATUS_VLAN_TPID_VALID else _TPID_8021Q
+            offset -= _VLAN_TAG_BYTES
+            captured += _VLAN_TAG_BYTES
+            wire += _VLAN_TAG_BYTES
+            for k in range(offset, offset + _ADDRESSES_BYTES):
+                ring[k] = ring[k + _VLAN_TAG_BYTES]
+            ring[offset + 12] = tpid >> 8
+            ring[offset + 13] = tpid & 0xFF
+            ring[offset + 14] = (tci >> 8) & 0xFF
+            ring[offset + 15] = tci & 0xFF
+        stamp = int(words[word + 1]) * 1_000_000_000 + int(words[word + 2])
+        frames[i]["offset"] = offset
+        frames[i]["time_us"] = stamp // 1000
+        frames[i]["captured"] = min(captured, snaplen)
+        frames[i]["wire"] = wire
+        frames[i]["link_type"] = link_type
+        frames[i]["reserved"] = 0
+        times_ns[i] = stamp
+        at += int(words[word])
+    return count
+
+
+def _open_socket(netns: str | None, kind: int) -> socket.socket:
+    """A packet socket that receives nothing yet, made in network namespace `netns`."""
+    if netns is None:
+        return _raw_socket(kind)
+    path = Path(netns) if "/" in netns else _NETNS_FOLDER / netns
+    made: list[socket.socket] = []
+    failed: list[BaseException] = []
+
+    def enter() -> None:
+        try:
+            with path.open("rb") as namespace:
+                libc = ctypes.CDLL(None, use_errno=True)
+                if libc.setns(namespace.fileno(), _CLONE_NEWNET) != 0:
+                    code = ctypes.get_errno()
+                    raise OSError(code, os.strerror(code))
+            made.append(_raw_socket(kind))
+        except FileNotFoundError:
+            failed.append(DinnetError(f"no network namespace {netns}: `ip netns list` shows those there are"))
+        except OSError as error:
+            failed.append(DinnetError(f"cannot enter network namespace {netns}: {error.strerror}; this needs root"))
+        except DinnetError as error:
+            failed.append(error)
+
+    # setns moves only the thread that calls it; a socket stays where it was made. A thread of its
+    # own means that nothing else of this process can be left in the wrong namespace.
+    thread = threading.Thread(target=enter, name="dinnet-netns")
+    thread.start()
+    thread.join()
+    if failed:
+        raise failed[0]
+    return made[0]
+
+
+def _raw_socket(kind: int) -> socket.socket:
+    try:
+        return socket.socket(socket.AF_PACKET, kind | socket.SOCK_CLOEXEC, 0)
+    except PermissionError as error:
+        raise DinnetError("live capture needs root or the capability CAP_NET_RAW: run it with sudo") from error
+    except OSError as error:
+        raise DinnetError(f"this kernel gives no packet sockets: {error.strerror}") from error
+
+
+def _interface_number(sock: socket.socket, interface: str, request: int) -> int:
+    """What an interface ioctl says in the first field of its answer: index, flags or hardware type."""
+    import fcntl
+
+    answer = fcntl.ioctl(sock.fileno(), request, struct.pack("16s24x", interface.encode()))
+    if request == _SIOCGIFINDEX:
+        return int(struct.unpack_from("i", answer, 16)[0])
+    return int(struct.unpack_from("H", answer, 16)[0])
+
+
+def _instruction(code: int, jump_true: int, jump_false: int, value: int) -> bytes:
+    return struct.pack("HBBI", code, jump_true, jump_false, value)
+
+
+def _attach_filter(sock: socket.socket, program: bytes) -> None:
+    text = ctypes.create_string_buffer(program, len(program))
+    sock.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("HP", len(program) // 8, ctypes.addressof(text)))
+
+
+def _capture_filter(loopback: bool, link_type: int, snaplen: int) -> bytes:
+    """Cut packets to `snaplen`; on loopback drop the copy seen on its way out, since each comes back in."""
+    program = b""
+    if loopback:
+        program += _instruction(_BPF_LD_ABS, 0, 0, _SKF_AD_PKTTYPE)
+        program += _instruction(_BPF_JEQ, 0, 1, _PACKET_OUTGOING)
+        program += _instruction(_BPF_RET, 0, 0, 0)
+    if link_type == LINKTYPE_RAW:
+        # Without a link header only the socket knows what a packet is.
+        program += _instruction(_BPF_LD_ABS, 0, 0, _SKF_AD_PROTOCOL)
+        program += _instruction(_BPF_JEQ, 2, 0, 0x0800)
+        program += _instruction(_BPF_JEQ, 1, 0, 0x86DD)
+        program += _instruction(_BPF_RET, 0, 0, 0)
+    return program + _instruction(_BPF_RET, 0, 0, snaplen)
+
+
+class PacketRing:
+    """The packets of one interface, from now on.
+
+    Args:
+        interface: its name.
+        netns: network namespace that it is in: a name as in `ip netns`, or a path; None for this one.
+        snaplen: most bytes of a packet to keep.
+        ring_bytes: memory for packets that wait to be read, rounded down to whole blocks.
+        block_bytes: a power of two and a multiple of the page size; no packet can be longer.
+        retire_ms: age at which a block is handed over though it is not full.
+        promiscuous: also see what is sent to other hosts.
+
+    Raises:
+        DinnetError: no such interface, it is down, its link layer cannot be read, no permission, no
+            memory, or not Linux.
+        UsageError: impossible sizes.
+    """
+
+    def __init__(
+        self,
+        interface: str,
+        *,
+        netns: str | None,
+        snaplen: int,
+        ring_bytes: int,
+        block_bytes: int,
+        retire_ms: int,
+        promiscuous: bool,
+    ) -> None:
+        if not sys.platform.startswith("linux"):
+            raise DinnetError("live capture works on Linux only: record with tcpdump and classify the file")
+        if not 1 <= snaplen <= block_bytes:
+            raise UsageError(f"snap length {snaplen}: give 1 to {block_bytes} bytes")
+        if ring_bytes < 2 * block_bytes:
+            raise UsageError(f"a packet ring of {ring_bytes} bytes is too small: give at least {2 * block_bytes}")
+        self.interface = interface
+        self.snaplen = snaplen
+        self.retire_ms = retire_ms
+        self.block_bytes = block_bytes
+        self.blocks = ring_bytes // block_bytes
+        self._next = 0
+        self._packets = 0
+        self._dropped = 0
+        self._sock, self._where = _open_socket(netns, socket.SOCK_RAW), f" in namespace {netns}" if netns else ""
+        try:
+            self.link_type = self._identify(netns)
+            self._map()
+            self._start(promiscuous)
+        except BaseException:
+            self.close()
+            raise
+        slots = block_bytes // _SMALLEST_SLOT_BYTES
+        self._frames = np.zeros(slots, FRAME_DTYPE)
+        self._times_ns = np.zeros(slots, np.int64)
+
+    def _identify(self, netns: str | None) -> int:
+        """Look the interface up and choose how to read it: its LINKTYPE_ value."""
+        name = self.interface
+        try:
+            if not 1 <= len(name.encode()) <= _NAME_MAX:
+                raise OSError(errno.ENODEV, "")
+            self._index = _interface_number(self._sock, name, _SIOCGIFINDEX)
+            hardware = _interface_number(self._sock, name, _SIOCGIFHWADDR)
+            up = _interface_number(self._sock, name, _SIOCGIFFLAGS) & _IFF_UP
+        except OSError as error:
+            raise DinnetError(f"no interface {name}{self._where}: `ip link` lists those there are") from error
+        if not up:
+            raise DinnetError(f"interface {name}{self._where} is down: bring it up (ip link set {name} up)")
+        self._loopback = hardware == _ARPHRD_LOOPBACK
+        if hardware in _ETHERNET_HARDWARE:
+            return LINKTYPE_ETHERNET
+        if hardware not in _IP_HARDWARE:
+            raise DinnetError(
+                f"interface {name}{self._where} has link layer {hardware} (linux/if_arp.h), which cannot be read: "
+                "use an Ethernet, loopback or IP interface"
+            )
+        self._sock.close()
+        self._sock = _open_socket(netns, socket.SOCK_DGRAM)
+        return LINKTYPE_RAW
+
+    def _map(self) -> None:
+        size = self.blocks * self.block_bytes
+        request = struct.pack(
+            "7I",
+            self.block_bytes,
+            self.blocks,
+            _FRAME_BYTES,
+            self.block_bytes // _FRAME_BYTES * self.blocks,
+            self.retire_ms,
+            0,
+            0,
+        )
+        self._sock.setsockopt(_SOL_PACKET, _PACKET_VERSION, _TPACKET_V3)
+        self._sock.setsockopt(_SOL_PACKET, _PACKET_RESERVE, _VLAN_TAG_BYTES)
+        try:
+            self._sock.setsockopt(_SOL_PACKET, _PACKET_RX_RING, request)
+            self._map_memory = mmap.mmap(self._sock.fileno(), size)
+        except OSError as error:
+            if error.errno == errno.EINVAL:
+                raise UsageError(f"the kernel refuses a packet ring in blocks of {self.block_bytes} bytes") from error
+            raise DinnetError(
+                f"no memory for a packet ring of {size >> 10} KiB ({error.strerror}): ask for a smaller one"
+            ) from error
+        self.memory = np.frombuffer(self._map_memory, np.uint8)
+        self._words = self.memory.view(np.uint32)
+
+    def _start(self, promiscuous: bool) -> None:
+        _attach_filter(self._sock, _capture_filter(self._loopback, self.link_type, self.snaplen))
+        if promiscuous:
+            member = struct.pack("iHH8x", self._index, _PACKET_MR_PROMISC, 0)
+            self._sock.setsockopt(_SOL_PACKET, _PACKET_ADD_MEMBERSHIP, member)
+        try:
+            self._sock.bind((self.interface, _ETH_P_ALL))
+        except OSError as error:
+            raise DinnetError(f"cannot capture on {self.interface}{self._where}: {error.strerror}") from error
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    def ready(self) -> bool:
+        """Whether the next block has been handed over."""
+        return bool(self._words[(self._next * self.block_bytes + 8) >> 2] & _STATUS_USER)
+
+    def read(self) -> tuple[Frames, NDArray[np.int64]]:
+        """Packets of the next block, which must be `ready`: frames in `memory`, and times in nanoseconds.
+
+        Both, and the packets themselves, are valid until `release`.
+        """
+        count = walk_block(
+            self.memory,
+            self._words,
+            self._next * self.block_bytes,
+            self.link_type,
+            self.snaplen,
+            self._frames,
+            self._times_ns,
+        )
+        return self._frames[:count], self._times_ns[:count]
+
+    def release(self) -> None:
+        """Hand the block that was read back to the kernel."""
+        self._words[(self._next * self.block_bytes + 8) >> 2] = 0
+        self._next = (self._next + 1) % self.blocks
+
+    def stop(self) -> None:
+        """Take no more packets; those in the ring stay to be read, the last ones after `retire_ms`."""
+        _attach_filter(self._sock, _instruction(_BPF_RET, 0, 0, 0))
+
+    def error(self) -> str | None:
+        """What went wrong with the interface since the last call, as a line for the user; None where nothing did."""
+        code = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if code == 0:
+            return None
+        if code == errno.ENETDOWN:
+            with suppress(OSError):
+                if _interface_number(self._sock, self.interface, _SIOCGIFINDEX) == self._index:
+                    return f"interface {self.interface}{self._where} went down during the capture"
+            return f"interface {self.interface}{self._where} was removed during the capture"
+        return f"capture on {self.interface}{self._where} failed: {os.strerror(code)}"
+
+    def stats(self) -> RingStats:
+        """Counts since the start. The kernel starts again at 0 with each question; this adds up."""
+        packets, dropped, _ = struct.unpack("3I", self._sock.getsockopt(_SOL_PACKET, _PACKET_STATISTICS, 12))
+        self._packets += packets
+        self._dropped += dropped
+        return RingStats(self._packets, self._dropped)
+
+    def wait(self, also: int, timeout_s: float) -> None:
+        """Wait for a block, for an error, for descriptor `also` to be readable, or for the time to pass."""
+        poll = select.poll()
+        poll.register(self._sock, select.POLLIN | select.POLLERR)
+        poll.register(also, select.POLLIN)
+        poll.poll(max(0.0, timeout_s) * 1000)
+
+    def close(self) -> None:
+        self._sock.close()
+        # The memory is unmapped with its last view; a caller may still hold one.
+        for name in ("memory", "_words", "_map_memory"):
+            self.__dict__.pop(name, None)
