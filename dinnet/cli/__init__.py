@@ -7,12 +7,14 @@ import os
 import sys
 from typing import Any
 
-import click
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from dinnet import __version__
 from dinnet.errors import DinnetError
+
+EXIT_INTERRUPTED = 128 + 2  # as a shell reports SIGINT
+EXIT_BROKEN_PIPE = 128 + 13  # as a shell reports SIGPIPE
 
 # noun -> (module, what it is for). The help page is printed from this table without importing the modules.
 _NOUNS: dict[str, tuple[str, str]] = {
@@ -25,21 +27,44 @@ _NOUNS: dict[str, tuple[str, str]] = {
 
 
 class _LazyGroup(TyperGroup):
-    """Lists every noun, imports only the one that is run."""
+    """Lists every noun, imports only the one that is run.
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
+    Contexts and commands are `Any` here: they are click's in older releases of Typer and its own in newer ones.
+    """
+
+    def list_commands(self, ctx: Any) -> list[str]:
         return list(_NOUNS)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in _NOUNS:
             return None
-        module, help_text = _NOUNS[cmd_name]
-        if ctx.resilient_parsing or cmd_name not in sys.argv:
-            return click.Command(cmd_name, help=help_text, short_help=help_text)
+        help_text = _NOUNS[cmd_name][1]
+        return TyperCommand(cmd_name, help=help_text, short_help=help_text)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if ctx.resilient_parsing or not args or args[0] not in _NOUNS:
+            return super().resolve_command(ctx, args)
+        module, help_text = _NOUNS[args[0]]
         command = typer.main.get_command(importlib.import_module(module).app)
-        command.name = cmd_name
+        command.name = args[0]
         command.short_help = help_text
-        return command
+        return args[0], command, args[1:]
+
+    def invoke(self, ctx: Any) -> Any:
+        # Typer has handlers of its own around this call; ours must come first to give the exit codes of the design.
+        try:
+            return super().invoke(ctx)
+        except DinnetError as error:
+            typer.echo(f"dinnet: error: {error}", err=True)
+            raise typer.Exit(error.exit_code) from error
+        except KeyboardInterrupt as error:
+            typer.echo("dinnet: interrupted", err=True)
+            raise typer.Exit(EXIT_INTERRUPTED) from error
+        except BrokenPipeError as error:
+            # The reader of our output (head, less) went away: not an error. Keep the interpreter's
+            # own flush at exit from complaining about it.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(EXIT_BROKEN_PIPE) from error
 
 
 app = typer.Typer(
@@ -69,14 +94,6 @@ def main() -> Any:
     """Run the command line; every expected failure ends in one line on stderr and an exit code."""
     try:
         return app(prog_name="dinnet")
-    except DinnetError as error:
-        print(f"dinnet: error: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
     except KeyboardInterrupt:
-        print("dinnet: interrupted", file=sys.stderr)
-        sys.exit(130)
-    except BrokenPipeError:
-        # The reader of our output (head, less) went away: not an error. Keep the interpreter's
-        # own flush at exit from complaining about it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
+        typer.echo("dinnet: interrupted", err=True)
+        sys.exit(EXIT_INTERRUPTED)
