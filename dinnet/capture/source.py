@@ -1,0 +1,184 @@
+"""Bytes from a file, a compressed file or a pipe, through one bounded buffer."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import sys
+import zlib
+from pathlib import Path
+from typing import BinaryIO, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dinnet.capture.errors import CaptureError
+
+_BUFFER_BYTES: Final = 1 << 21
+_GZIP_MAGIC: Final = b"\x1f\x8b"
+_ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
+
+
+class ByteSource:
+    """A window on a byte stream: `data[start:end]` is what has been read and not yet consumed.
+
+    The window moves forward by `consume` and is filled by `fill`; it grows only when one record
+    needs it to. `offset` is the position of `data[start]` in the uncompressed stream.
+    """
+
+    def __init__(self, source: str | Path | BinaryIO) -> None:
+        self.name = "standard input" if source == "-" else str(getattr(source, "name", source))
+        self.size: int | None = None
+        self.compression = ""
+        self.cut = False  # the compressed stream ended before its end marker
+        self.offset = 0
+        self.start = 0
+        self.end = 0
+        self.eof = False
+        self.data: NDArray[np.uint8] = np.empty(_BUFFER_BYTES, np.uint8)
+        self._owned = False
+        self._raw = self._open(source)
+        self._stream: BinaryIO = self._raw
+        try:
+            self._detect_compression()
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, source: str | Path | BinaryIO) -> BinaryIO:
+        if source == "-":
+            return sys.stdin.buffer
+        if not isinstance(source, (str, Path)):
+            return source
+        path = Path(source)
+        try:
+            if path.is_dir():
+                raise CaptureError(f"{path} is a folder, not a capture: name the files in it")
+            handle = path.open("rb", buffering=0)
+            if path.is_file():
+                self.size = path.stat().st_size
+        except OSError as error:
+            raise CaptureError(f"cannot open {path}: {error.strerror or error}") from error
+        self._owned = True
+        return handle  # type: ignore[return-value]
+
+    def _detect_compression(self) -> None:
+        self.fill(4)
+        head = self.data[self.start : self.start + 4].tobytes()
+        if head[:2] != _GZIP_MAGIC and head != _ZSTD_MAGIC:
+            return
+        peeked = _Peeked(self.data[self.start : self.end].tobytes(), self._raw)
+        buffered = io.BufferedReader(peeked, 1 << 20)
+        if head == _ZSTD_MAGIC:
+            import zstandard
+
+            self.compression = "zstd"
+            # Bounded memory: a frame may ask for a window of gigabytes; 128 MiB is zstd's own --long limit.
+            decompressor = zstandard.ZstdDecompressor(max_window_size=1 << 27)
+            self._stream = decompressor.stream_reader(buffered, read_across_frames=True)  # type: ignore[assignment]
+        else:
+            self.compression = "gzip"
+            self._stream = gzip.GzipFile(fileobj=buffered, mode="rb")  # type: ignore[assignment]
+        self._compressed = peeked
+        self.start = self.end = 0
+        self.eof = False
+
+    @property
+    def available(self) -> int:
+        """Bytes in the window."""
+        return self.end - self.start
+
+    @property
+    def position(self) -> int:
+        """Bytes taken from the file so far, compressed where it is: for progress."""
+        return self._compressed.taken if self.compression else self.offset + self.available
+
+    def consume(self, count: int) -> None:
+        """Give up the first `count` bytes of the window."""
+        self.start += count
+        self.offset += count
+
+    def fill(self, need: int = 1) -> bool:
+        """Make at least `need` bytes available; False where the stream ends first.
+
+        Views of `data` taken before are no longer valid.
+        """
+        if self.available >= need:
+            return True
+        if self.eof:
+            return False
+        rest = self.available
+        if need > len(self.data) or rest == len(self.data):
+            grown = np.empty(max(2 * len(self.data), 1 << (need - 1).bit_length()), np.uint8)
+            grown[:rest] = self.data[self.start : self.end]
+            self.data = grown
+        elif self.start:
+            # The tail may overlap its new place: NumPy handles that for basic slices.
+            self.data[:rest] = self.data[self.start : self.end]
+        self.start, self.end = 0, rest
+        view = memoryview(self.data)  # type: ignore[arg-type]
+        while self.end < need and not self.eof:
+            got = self._read_into(view[self.end :])
+            if got == 0:
+                self.eof = True
+            self.end += got
+        return self.available >= need
+
+    def skip(self, count: int) -> bool:
+        """Consume `count` bytes without holding them at once; False where the stream ends first."""
+        while count > 0:
+            step = min(count, self.available)
+            self.consume(step)
+            count -= step
+            if count and not self.fill(1):
+                return False
+        return True
+
+    def _read_into(self, view: memoryview) -> int:
+        try:
+            return self._stream.readinto(view) or 0  # type: ignore[attr-defined, no-any-return]
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            return self._cut(error)
+        except OSError as error:
+            raise CaptureError(f"{self.name}: reading stopped at byte {self.position}: {error}") from error
+        except Exception as error:
+            if type(error).__module__.startswith("zstandard"):
+                return self._cut(error)
+            raise
+
+    def _cut(self, error: Exception) -> int:
+        if self.offset + self.available == 0:
+            raise CaptureError(f"{self.name}: not a readable {self.compression} file: {error}") from error
+        self.cut = True
+        return 0
+
+    def close(self) -> None:
+        """Close what this object opened."""
+        stream = getattr(self, "_stream", None)
+        if stream is not None and stream is not self._raw:
+            stream.close()
+        if self._owned:
+            self._raw.close()
+
+
+class _Peeked(io.RawIOBase):
+    """A raw stream whose first bytes were already taken; counts what is read."""
+
+    def __init__(self, head: bytes, rest: BinaryIO) -> None:
+        self._head = head
+        self._rest = rest
+        self.taken = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        view = memoryview(buffer)
+        if self._head:
+            count = min(len(view), len(self._head))
+            view[:count] = self._head[:count]
+            self._head = self._head[count:]
+        else:
+            count = self._rest.readinto(view) or 0  # type: ignore[attr-defined]
+        self.taken += count
+        return count
