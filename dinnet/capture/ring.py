@@ -391,6 +391,10 @@ class PacketRing:
         poll.register(also, select.POLLIN)
         poll.poll(max(0.0, timeout_s) * 1000)
 
+    @property
+    def closed(self) -> bool:
+        return self._sock.fileno() < 0
+
     def close(self) -> None:
         self._sock.close()
         # The memory is unmapped with its last view; a caller may still hold one.
