@@ -74,7 +74,7 @@ def test_modified_pcap_is_refused_by_name(order: str) -> None:
 
 
 def test_snoop_is_refused_by_name() -> None:
-    with pytest.raises(CaptureError, match="(?i)snoop"):
+    with pytest.raises(CaptureError, match=r"(?i)snoop"):
         kit.read(kit.snoop(three()))
 
 
