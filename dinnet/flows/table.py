@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,6 +21,8 @@ Emit = Literal["last", "first", "all"]
 
 _EMIT: Final = {"last": kernel.EMIT_LAST, "first": kernel.EMIT_FIRST, "all": kernel.EMIT_ALL}
 _FIRST_ROWS: Final = 1 << 12
+#: Address space for this many flows is set aside at the start; memory is taken as flows come.
+_RESERVED_ROWS: Final = 1 << 23
 _RECORDS_AT_ONCE: Final = 1 << 13
 
 
@@ -61,7 +65,7 @@ class FlowTable:
         # A secret seed, so that nobody can make a capture whose flows all share one hash.
         self._seed = np.uint64(int.from_bytes(os.urandom(8)))
         self._state = np.zeros(kernel.STATE_WORDS, np.int64)
-        self._slab: NDArray[np.uint64] = np.zeros((_FIRST_ROWS, kernel.ROW_WORDS), np.uint64)
+        self._slab = _reserve_rows(_RESERVED_ROWS)
         self._free = np.zeros(_FIRST_ROWS, np.int64)
         self._index = np.zeros(2 * _FIRST_ROWS, np.uint64)
         self._view_slab()
@@ -145,22 +149,20 @@ class FlowTable:
 
     def _reserve(self, packets: int) -> None:
         """Make room for as many new flows as there are packets."""
-        rows = len(self._slab)
-        spare = rows - self.live
-        if spare < packets:
-            while rows - self.live < packets:
-                rows += max(rows // 2, _FIRST_ROWS)
-            # In place where the allocator can: a copy would double the peak.
-            self._drop_views()
-            self._slab.resize((rows, kernel.ROW_WORDS), refcheck=False)
-            self._free.resize(rows, refcheck=False)
+        needed = self.live + packets
+        if len(self._slab) < needed:
+            grown = _reserve_rows(2 * needed)
+            used = int(self._state[kernel.USED_ROWS])
+            grown[:used] = self._slab[:used]
+            self._slab = grown
             self._view_slab()
-        if len(self._index) < 2 * (self.live + packets):
-            self._index = np.zeros(1 << (2 * (self.live + packets) - 1).bit_length(), np.uint64)
+        if len(self._free) < needed:
+            free = np.zeros(2 * needed, np.int64)
+            free[: len(self._free)] = self._free
+            self._free = free
+        if len(self._index) < 2 * needed:
+            self._index = np.zeros(1 << (3 * needed - 1).bit_length(), np.uint64)
             kernel.reindex(self._index, self._work, int(self._state[kernel.USED_ROWS]))
-
-    def _drop_views(self) -> None:
-        del self._common, self._sides, self._side_work, self._work
 
     def _view_slab(self) -> None:
         """Typed views of the slab's columns; see `dinnet.flows.update`."""
@@ -172,6 +174,26 @@ class FlowTable:
         self._sides = np.ndarray((rows, 2), DIRECTION_DTYPE, buffer, COMMON_DTYPE.itemsize, (stride, side))
         self._side_work = np.ndarray((rows, 2), kernel.SIDE_WORK_DTYPE, buffer, after_record, (stride, side_work))
         self._work = np.ndarray((rows,), kernel.WORK_DTYPE, buffer, after_record + 2 * side_work, (stride,))
+
+
+def _reserve_rows(rows: int) -> NDArray[np.uint64]:
+    """Rows of zeros that take memory only once they are used, in huge pages where there are any."""
+    size = rows * kernel.ROW_BYTES
+    while True:
+        try:
+            memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            break
+        except OSError:
+            # An address-space limit, or a kernel that does not overcommit: begin smaller.
+            if size <= _FIRST_ROWS * kernel.ROW_BYTES or rows > _RESERVED_ROWS:
+                raise
+            size //= 2
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        # A kernel without huge pages says no: then they are small ones.
+        with contextlib.suppress(OSError):
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    usable = len(memory) // kernel.ROW_BYTES
+    return np.frombuffer(memory, np.uint64, usable * kernel.ROW_WORDS).reshape(usable, kernel.ROW_WORDS)
 
 
 def _empty_records() -> NDArray[np.uint64]:
