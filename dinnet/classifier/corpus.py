@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import zipfile
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -165,11 +166,11 @@ class LabelledRecords:
         except FileNotFoundError:
             raise DinnetError(f"{path}: no such corpus file") from None
         except KeyError as error:
-            raise DinnetError(f"{path}: not a corpus file: {str(error.args[0])}") from None
+            raise DinnetError(f"{path}: not a corpus file: {error.args[0]}") from None
         except (OSError, ValueError, zipfile.BadZipFile, EOFError, MemoryError, NotImplementedError) as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise DinnetError(f"{path}: not a readable corpus file ({reason})") from error
-        except zipfile.zlib.error as error:
+        except zlib.error as error:
             raise DinnetError(f"{path}: not a readable corpus file ({error})") from error
         labelled.check(str(path))
         return labelled
