@@ -428,8 +428,13 @@ def rows(items: Sequence[dict[str, int]]) -> np.ndarray[Any, Any]:
     return out
 
 
-def run_table(items: Sequence[dict[str, int]], splits: Sequence[int] = (), **opts: Any) -> np.ndarray[Any, Any]:
-    """All records of a flow table fed with `items` (cut into several updates at `splits`) and then flushed."""
+def run_table(
+    items: Sequence[dict[str, int]], splits: Sequence[int] = (), flush_us: int | None = None, **opts: Any
+) -> np.ndarray[Any, Any]:
+    """All records of a flow table fed with `items`, cut into several updates at `splits`, and then flushed.
+
+    `flush_us` is the time of the flush after T0; without it the flush knows no time.
+    """
     from dinnet.flows.record import RECORD_DTYPE
     from dinnet.flows.table import FlowOptions, FlowTable
 
@@ -439,5 +444,6 @@ def run_table(items: Sequence[dict[str, int]], splits: Sequence[int] = (), **opt
     bounds = [0, *sorted(splits), len(items)]
     for start, stop in itertools.pairwise(bounds):
         out.append(table.update(array[start:stop]).copy())
-    out.extend(records.copy() for records in table.flush())
+    out.extend(records.copy() for records in table.flush(None if flush_us is None else T0 + flush_us))
+    assert table.live == 0
     return np.concatenate(out)
