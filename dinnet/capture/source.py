@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import gzip
 import io
+import queue
 import sys
+import threading
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -14,7 +17,12 @@ from numpy.typing import NDArray
 
 from dinnet.capture.errors import CaptureError
 
-_BUFFER_BYTES: Final = 1 << 21
+_BUFFER_BYTES: Final = 1 << 20
+#: Files of at least this size are read (and decompressed) by a thread of their own.
+_READ_AHEAD_FROM: Final = 1 << 23
+_BLOCKS: Final = 4
+#: Room before each block for what the block before it left over.
+_HEADROOM: Final = 1 << 16
 _GZIP_MAGIC: Final = b"\x1f\x8b"
 _ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
 
@@ -37,10 +45,13 @@ class ByteSource:
         self.eof = False
         self.data: NDArray[np.uint8] = np.empty(_BUFFER_BYTES, np.uint8)
         self._owned = False
+        self._ahead: _ReadAhead | None = None
         self._raw = self._open(source)
         self._stream: BinaryIO = self._raw
         try:
             self._detect_compression()
+            if self.size is not None and self.size >= _READ_AHEAD_FROM:
+                self._ahead = _ReadAhead(self._read_into)
         except BaseException:
             self.close()
             raise
@@ -107,6 +118,8 @@ class ByteSource:
             return True
         if self.eof:
             return False
+        if self._ahead is not None:
+            return self._fill_from_blocks(self._ahead, need)
         rest = self.available
         if need > len(self.data) or rest == len(self.data):
             grown = np.empty(max(2 * len(self.data), 1 << (need - 1).bit_length()), np.uint8)
@@ -123,6 +136,25 @@ class ByteSource:
                 self.eof = True
             self.end += got
         return self.available >= need
+
+    def _fill_from_blocks(self, ahead: _ReadAhead, need: int) -> bool:
+        while self.available < need:
+            block, count = ahead.next()
+            if count == 0:
+                self.eof = True
+                return False
+            rest = self.available
+            if rest > _HEADROOM:
+                grown = np.empty(_HEADROOM + rest + count, np.uint8)
+                grown[_HEADROOM + rest :] = block[_HEADROOM : _HEADROOM + count]
+                block, count = grown, rest + count
+                block[_HEADROOM : _HEADROOM + rest] = self.data[self.start : self.end]
+                rest = 0
+            else:
+                block[_HEADROOM - rest : _HEADROOM] = self.data[self.start : self.end]
+            self.data = block
+            self.start, self.end = _HEADROOM - rest, _HEADROOM + count
+        return True
 
     def skip(self, count: int) -> bool:
         """Consume `count` bytes without holding them at once; False where the stream ends first."""
@@ -154,11 +186,52 @@ class ByteSource:
 
     def close(self) -> None:
         """Close what this object opened."""
+        if self._ahead is not None:
+            self._ahead.close()
         stream = getattr(self, "_stream", None)
         if stream is not None and stream is not self._raw:
             stream.close()
         if self._owned:
             self._raw.close()
+
+
+class _ReadAhead:
+    """Fills blocks from a stream in a thread; a block is valid until the next but one is asked for."""
+
+    def __init__(self, read_into: Callable[[memoryview], int]) -> None:
+        self._read_into = read_into
+        self._empty: queue.SimpleQueue[NDArray[np.uint8] | None] = queue.SimpleQueue()
+        self._full: queue.SimpleQueue[tuple[NDArray[np.uint8], int] | BaseException] = queue.SimpleQueue()
+        for _ in range(_BLOCKS):
+            self._empty.put(np.empty(_HEADROOM + _BUFFER_BYTES, np.uint8))
+        self._lent: list[NDArray[np.uint8]] = []
+        self._thread = threading.Thread(target=self._read, name="capture file", daemon=True)
+        self._thread.start()
+
+    def next(self) -> tuple[NDArray[np.uint8], int]:
+        """The next block and its byte count, 0 at the end of the stream; the bytes begin at _HEADROOM."""
+        if len(self._lent) == 2:
+            self._empty.put(self._lent.pop(0))
+        item = self._full.get()
+        if isinstance(item, BaseException):
+            raise item
+        self._lent.append(item[0])
+        return item
+
+    def _read(self) -> None:
+        try:
+            while (block := self._empty.get()) is not None:
+                count = self._read_into(memoryview(block)[_HEADROOM:])  # type: ignore[arg-type]
+                self._full.put((block, count))
+                if count == 0:
+                    return
+        except BaseException as error:  # noqa: BLE001 - handed to the reader, which raises it
+            self._full.put(error)
+
+    def close(self) -> None:
+        """End the thread; waits for at most one read."""
+        self._empty.put(None)
+        self._thread.join()
 
 
 class _Peeked(io.RawIOBase):

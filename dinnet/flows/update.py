@@ -450,9 +450,7 @@ def update(  # type: ignore[no-untyped-def]
         head.duration_us = np.uint64(time_us - head.first_us)
         if side == 0 and sides[row, 0].packets == 0:
             head.flow_label = packet.flow_label
-        _add_packet(
-            head, sides[row, side], side_work[row, side], side_work[row, 1 - side], flow, packet, side, time_us
-        )
+        _add_packet(head, sides[row, side], side_work[row, side], side_work[row, 1 - side], flow, packet, side, time_us)
         packet_count = sides[row, 0].packets + sides[row, 1].packets
         if packet_count >= flow.next_checkpoint or (
             packet_count > _LAST_FIXED and time_us - flow.last_checkpoint_us >= CHECKPOINT_STEP_US
