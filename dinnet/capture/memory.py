@@ -44,8 +44,7 @@ le16 = intrinsic(_load(16, swap=False))
 le32 = intrinsic(_load(32, swap=False))
 
 
-@intrinsic
-def prefetch(_typing: Any, data: Any, offset: Any) -> Any:
+def _prefetch(_typing: Any, data: Any, offset: Any) -> Any:
     """Ask for the cache line that holds byte `offset` of `data` (llvm.prefetch: read, keep in all levels)."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -58,3 +57,6 @@ def prefetch(_typing: Any, data: Any, offset: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(data, offset), codegen
+
+
+prefetch = intrinsic(_prefetch)

@@ -1,3 +1,5 @@
+# mypy: disallow-untyped-defs=False, disallow-untyped-calls=False, check-untyped-defs=False
+# (numba infers the types of kernels from their arguments)
 """Frames to packet columns: the compiled part that every packet goes through.
 
 Each step checks that the bytes it looks at were captured before it looks. The innermost (or
@@ -9,7 +11,6 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
-from numba import njit
 
 from dinnet.capture.memory import be16, be32, be64, prefetch
 from dinnet.capture.packet import (
@@ -19,6 +20,7 @@ from dinnet.capture.packet import (
     MARK_FRAGMENT,
     MARK_TCP_HEADER,
 )
+from dinnet.jit import compiled
 
 #: LINKTYPE_ values (tcpdump.org/linktypes.html) that can be read, with their names.
 LINK_TYPES: Final = {
@@ -69,8 +71,8 @@ _MAX_TUNNELS = 4
 _MAPPED = np.uint64(0x0000FFFF00000000)
 
 
-@njit(cache=True, nogil=True, inline="always")
-def _ip_version(data, position, end):  # type: ignore[no-untyped-def]
+@compiled
+def _ip_version(data, position, end):
     """The version nibble as an EtherType, 0 where there is no IP header."""
     if position >= end:
         return 0
@@ -78,8 +80,8 @@ def _ip_version(data, position, end):  # type: ignore[no-untyped-def]
     return _ETH_IPV4 if version == 4 else _ETH_IPV6 if version == 6 else 0
 
 
-@njit(cache=True, nogil=True)
-def _loopback_type(family):  # type: ignore[no-untyped-def]
+@compiled
+def _loopback_type(family):
     """EtherType for an address family of NULL and LOOP frames, in whichever byte order it was written."""
     if family > 0xFFFF:
         family = ((family & 0xFF) << 24) | ((family & 0xFF00) << 8) | ((family >> 8) & 0xFF00) | (family >> 24)
@@ -91,8 +93,8 @@ def _loopback_type(family):  # type: ignore[no-untyped-def]
     return 0
 
 
-@njit(cache=True, nogil=True)
-def _ppp_type(protocol):  # type: ignore[no-untyped-def]
+@compiled
+def _ppp_type(protocol):
     """EtherType for a PPP protocol number (IANA: PPP DLL protocol numbers)."""
     if protocol == 0x0021:
         return _ETH_IPV4
@@ -101,8 +103,8 @@ def _ppp_type(protocol):  # type: ignore[no-untyped-def]
     return 0x8847 if protocol in (0x0281, 0x0283) else 0
 
 
-@njit(cache=True, nogil=True)
-def _ppp_header(data, position, end):  # type: ignore[no-untyped-def]
+@compiled
+def _ppp_header(data, position, end):
     """Position after a PPP header and the EtherType of what follows (RFC 1661, 1662)."""
     if position + 2 <= end and data[position] == 0xFF and data[position + 1] == 0x03:
         position += 2
@@ -115,8 +117,8 @@ def _ppp_header(data, position, end):  # type: ignore[no-untyped-def]
     return position + 2, _ppp_type(np.int64(be16(data, position)))
 
 
-@njit(cache=True, nogil=True)
-def _link_header(data, position, end, link_type):  # type: ignore[no-untyped-def]
+@compiled
+def _link_header(data, position, end, link_type):
     """Position after the link header and the EtherType of what follows; 0 where that is not known."""
     if link_type == 1:
         if position + 14 > end:
@@ -145,8 +147,8 @@ def _link_header(data, position, end, link_type):  # type: ignore[no-untyped-def
     return position, 0
 
 
-@njit(cache=True, nogil=True)
-def _find_ip(data, position, end, ether_type):  # type: ignore[no-untyped-def]
+@compiled
+def _find_ip(data, position, end, ether_type):
     """Walk VLAN tags, MPLS, PPPoE and SNAP to the IP header: its position, EtherType, and the two VLAN IDs."""
     vlan = 0
     inner_vlan = 0
@@ -193,8 +195,8 @@ def _find_ip(data, position, end, ether_type):  # type: ignore[no-untyped-def]
     return position, 0, vlan, inner_vlan
 
 
-@njit(cache=True, nogil=True)
-def _ipv6_extensions(data, position, end, proto):  # type: ignore[no-untyped-def]
+@compiled
+def _ipv6_extensions(data, position, end, proto):
     """Walk the extension headers (RFC 8200 section 4): position, protocol, fragment offset and flag, identification."""
     fragment = np.int64(0)
     ident = np.int64(0)
@@ -219,15 +221,15 @@ def _ipv6_extensions(data, position, end, proto):  # type: ignore[no-untyped-def
     return position, proto, fragment, ident
 
 
-@njit(cache=True, nogil=True)
-def _fragment_slot(packet, ident, proto):  # type: ignore[no-untyped-def]
+@compiled
+def _fragment_slot(packet, ident, proto):
     mixed = (packet.src_lo ^ (packet.dst_lo * np.uint64(0x9E3779B97F4A7C15))) + packet.src_hi + packet.dst_hi
     mixed = (mixed ^ np.uint64(ident) ^ (np.uint64(proto) << np.uint64(32))) * np.uint64(0xD6E8FEB86659FD93)
     return np.int64(mixed >> np.uint64(50))
 
 
-@njit(cache=True, nogil=True)
-def _remember_fragment(fragments, packet, ident, proto):  # type: ignore[no-untyped-def]
+@compiled
+def _remember_fragment(fragments, packet, ident, proto):
     slot = fragments[_fragment_slot(packet, ident, proto)]
     slot.src_hi, slot.src_lo = packet.src_hi, packet.src_lo
     slot.dst_hi, slot.dst_lo = packet.dst_hi, packet.dst_lo
@@ -237,8 +239,8 @@ def _remember_fragment(fragments, packet, ident, proto):  # type: ignore[no-unty
     slot.tunnel_id = packet.tunnel_id
 
 
-@njit(cache=True, nogil=True)
-def _recall_fragment(fragments, packet, ident, proto):  # type: ignore[no-untyped-def]
+@compiled
+def _recall_fragment(fragments, packet, ident, proto):
     """Give a non-first fragment the ports of its first one; False where that is not known."""
     slot = fragments[_fragment_slot(packet, ident, proto)]
     if (
@@ -257,8 +259,8 @@ def _recall_fragment(fragments, packet, ident, proto):  # type: ignore[no-untype
     return True
 
 
-@njit(cache=True, nogil=True)
-def _transport(data, position, end, length, proto, fragment, ident, fragments, packet):  # type: ignore[no-untyped-def]
+@compiled
+def _transport(data, position, end, length, proto, fragment, ident, fragments, packet):
     """Ports, TCP fields and payload length. `end` is the end of captured IP payload, `length` its true length."""
     packet.sport = packet.dport = packet.window = 0
     packet.seq = packet.ack = 0
@@ -290,8 +292,8 @@ def _transport(data, position, end, length, proto, fragment, ident, fragments, p
     packet.payload_bytes = payload
 
 
-@njit(cache=True, nogil=True)
-def _ip_packet(data, start, end, wire_end, ether_type, fragments, packet):  # type: ignore[no-untyped-def]
+@compiled
+def _ip_packet(data, start, end, wire_end, ether_type, fragments, packet):
     """Read one IP packet into `packet`.
 
     Returns (valid, position and end of its captured payload, protocol, whether it may be looked into).
@@ -339,8 +341,8 @@ def _ip_packet(data, start, end, wire_end, ether_type, fragments, packet):  # ty
     return True, position, end, proto, fragment == 0
 
 
-@njit(cache=True, nogil=True)
-def _gre_payload(data, position, end):  # type: ignore[no-untyped-def]
+@compiled
+def _gre_payload(data, position, end):
     """Position and EtherType of what GRE carries (RFC 2784, 2890; version 1: RFC 2637)."""
     if position + 4 > end:
         return position, 0
@@ -366,8 +368,8 @@ def _gre_payload(data, position, end):  # type: ignore[no-untyped-def]
     return after, ether_type
 
 
-@njit(cache=True, nogil=True)
-def _udp_payload(data, position, end, sport, dport):  # type: ignore[no-untyped-def]
+@compiled
+def _udp_payload(data, position, end, sport, dport):
     """Position, EtherType and VNI of what a UDP tunnel carries; EtherType 0 where it is none."""
     if dport in (4789, 8472):  # VXLAN (RFC 7348); Linux's own default port is 8472
         if position + 8 <= end and data[position] & 0x08:
@@ -396,8 +398,8 @@ def _udp_payload(data, position, end, sport, dport):  # type: ignore[no-untyped-
     return position, 0, np.int64(0)
 
 
-@njit(cache=True, nogil=True)
-def _look_inside(data, position, end, wire_end, proto, fragments, packet):  # type: ignore[no-untyped-def]
+@compiled
+def _look_inside(data, position, end, wire_end, proto, fragments, packet):
     """Follow tunnels inwards while each carries an IP packet that can be read whole."""
     for _ in range(_MAX_TUNNELS):
         tunnel_id = np.int64(packet.tunnel_id)
@@ -433,8 +435,8 @@ def _look_inside(data, position, end, wire_end, proto, fragments, packet):  # ty
             return
 
 
-@njit(cache=True, nogil=True)
-def parse_frames(data, frames, count, inner, fragments, packets):  # type: ignore[no-untyped-def]
+@compiled
+def parse_frames(data, frames, count, inner, fragments, packets):
     """Turn `frames[:count]`, which lie in `data`, into `packets[:count]`.
 
     Args:

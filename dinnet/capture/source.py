@@ -71,7 +71,7 @@ class ByteSource:
         except OSError as error:
             raise CaptureError(f"cannot open {path}: {error.strerror or error}") from error
         self._owned = True
-        return handle  # type: ignore[return-value]
+        return handle
 
     def _detect_compression(self) -> None:
         self.fill(4)
@@ -86,7 +86,7 @@ class ByteSource:
             self.compression = "zstd"
             # Bounded memory: a frame may ask for a window of gigabytes; 128 MiB is zstd's own --long limit.
             decompressor = zstandard.ZstdDecompressor(max_window_size=1 << 27)
-            self._stream = decompressor.stream_reader(buffered, read_across_frames=True)  # type: ignore[assignment]
+            self._stream = decompressor.stream_reader(buffered, read_across_frames=True)
         else:
             self.compression = "gzip"
             self._stream = gzip.GzipFile(fileobj=buffered, mode="rb")  # type: ignore[assignment]
@@ -168,7 +168,7 @@ class ByteSource:
 
     def _read_into(self, view: memoryview) -> int:
         try:
-            return self._stream.readinto(view) or 0  # type: ignore[attr-defined, no-any-return]
+            return self._stream.readinto(view) or 0
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             return self._cut(error)
         except OSError as error:

@@ -1,3 +1,5 @@
+# mypy: disallow-untyped-defs=False, disallow-untyped-calls=False, check-untyped-defs=False
+# (numba infers the types of kernels from their arguments)
 """The flow table's compiled part: find a packet's flow, add the packet to it, emit what is due.
 
 The table is one slab of rows. A row is a RECORD_DTYPE record followed by what is needed to go on
@@ -11,7 +13,6 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
-from numba import njit
 
 from dinnet.capture.memory import prefetch
 from dinnet.capture.packet import (
@@ -28,13 +29,12 @@ from dinnet.flows.record import (
     CHECKPOINT_STEP,
     CHECKPOINT_STEP_US,
     CHECKPOINTS,
-    COMMON_DTYPE,
-    DIRECTION_DTYPE,
     FULL_SEGMENT_BYTES,
     RECORD_DTYPE,
     UNSET,
     End,
 )
+from dinnet.jit import compiled
 
 #: A closed TCP connection keeps its row this long, so that its last ACKs and retransmissions do
 #: not start a flow of their own.
@@ -93,19 +93,17 @@ _LAST_FIXED = CHECKPOINTS[-1]
 _PROTO_TCP = 6
 _PREFETCH_BYTES = tuple(range(0, ROW_BYTES, 64))
 
-JIT: Final = {"cache": True, "nogil": True}
 
-
-@njit(**JIT)
-def _mix(value):  # type: ignore[no-untyped-def]
+@compiled
+def _mix(value):
     """Stafford's variant 13 of the MurmurHash3 finalizer (as in SplitMix64)."""
     value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return value ^ (value >> np.uint64(31))
 
 
-@njit(**JIT)
-def _hash(packet, seed, join_vlans, split_labels):  # type: ignore[no-untyped-def]
+@compiled
+def _hash(packet, seed, join_vlans, split_labels):
     """A keyed hash of the flow key that is the same for both directions."""
     source = _mix(packet.src_lo ^ (packet.src_hi * np.uint64(0x9E3779B97F4A7C15)) ^ seed ^ np.uint64(packet.sport))
     target = _mix(packet.dst_lo ^ (packet.dst_hi * np.uint64(0x9E3779B97F4A7C15)) ^ seed ^ np.uint64(packet.dport))
@@ -118,8 +116,8 @@ def _hash(packet, seed, join_vlans, split_labels):  # type: ignore[no-untyped-de
     return np.uint32(mixed >> np.uint64(32))
 
 
-@njit(**JIT)
-def _side(common, label, packet, join_vlans, split_labels):  # type: ignore[no-untyped-def]
+@compiled
+def _side(common, label, packet, join_vlans, split_labels):
     """0 where the packet is a forward packet of the flow, 1 where a reverse one, -1 where it is another flow's."""
     if common.proto != packet.proto or common.ip_version != packet.ip_version or common.tunnel_id != packet.tunnel_id:
         return -1
@@ -148,33 +146,33 @@ def _side(common, label, packet, join_vlans, split_labels):  # type: ignore[no-u
     return -1
 
 
-@njit(**JIT)
-def _add(total, value):  # type: ignore[no-untyped-def]
+@compiled
+def _add(total, value):
     """Saturating 64-bit sum."""
     result = total + value
     return result if result >= total else _MAX64
 
 
-@njit(**JIT)
-def _square(value):  # type: ignore[no-untyped-def]
+@compiled
+def _square(value):
     """Saturating 64-bit square."""
     return value * value if value <= np.uint64(_MAX32) else _MAX64
 
 
-@njit(**JIT)
-def _count(total):  # type: ignore[no-untyped-def]
+@compiled
+def _count(total):
     """Saturating 32-bit increment."""
     return total + np.uint32(1) if total != np.uint32(_MAX32) else total
 
 
-@njit(**JIT)
-def _bounded(value):  # type: ignore[no-untyped-def]
+@compiled
+def _bounded(value):
     """A 64-bit figure for a 32-bit field."""
     return np.uint32(min(value, np.uint64(_MAX32)))
 
 
-@njit(**JIT)
-def _start(row, common, sides, side_work, work, packet, time_us, swapped, flow_hash):  # type: ignore[no-untyped-def]
+@compiled
+def _start(row, common, sides, side_work, work, packet, time_us, swapped, flow_hash):
     """Make a row an empty flow with the packet's key; `swapped`: the packet is the answering side's."""
     head = common[row]
     if swapped:
@@ -197,8 +195,8 @@ def _start(row, common, sides, side_work, work, packet, time_us, swapped, flow_h
     _clear(row, common, sides, side_work, work, time_us)
 
 
-@njit(**JIT)
-def _clear(row, common, sides, side_work, work, time_us):  # type: ignore[no-untyped-def]
+@compiled
+def _clear(row, common, sides, side_work, work, time_us):
     """Begin a new record in a row, keeping its key and direction."""
     head = common[row]
     head.first_us = time_us
@@ -228,8 +226,8 @@ def _clear(row, common, sides, side_work, work, time_us):  # type: ignore[no-unt
     state.emitted = 0
 
 
-@njit(**JIT)
-def _add_packet(head, sums, work_side, other_work, state, packet, side, time_us):  # type: ignore[no-untyped-def]
+@compiled
+def _add_packet(head, sums, work_side, other_work, state, packet, side, time_us):
     """Add one packet to the sums of its direction."""
     length = np.uint64(packet.ip_bytes)
     payload = np.uint64(packet.payload_bytes)
@@ -296,8 +294,8 @@ def _add_packet(head, sums, work_side, other_work, state, packet, side, time_us)
             sums.window_min = min(sums.window_min, np.uint32(packet.window))
 
 
-@njit(**JIT)
-def _copy_out(rows, row, records, count, end):  # type: ignore[no-untyped-def]
+@compiled
+def _copy_out(rows, row, records, count, end):
     """Copy a row's record to `records[count]`, with the reason it is emitted for."""
     for word in range(RECORD_WORDS):
         records[count, word] = rows[row, word]
@@ -305,8 +303,8 @@ def _copy_out(rows, row, records, count, end):  # type: ignore[no-untyped-def]
     records[count, 9] |= np.uint64(end) << np.uint64(16)
 
 
-@njit(**JIT)
-def _unlink(index, mask, rows_hash, row):  # type: ignore[no-untyped-def]
+@compiled
+def _unlink(index, mask, rows_hash, row):
     """Remove a row from the hash index, shifting back what probed past it."""
     slot = np.int64(rows_hash[row].hash) & mask
     while np.int64(index[slot] & np.uint64(_MAX32)) != row + 1:
@@ -324,8 +322,8 @@ def _unlink(index, mask, rows_hash, row):  # type: ignore[no-untyped-def]
     index[hole] = np.uint64(0)
 
 
-@njit(**JIT)
-def reindex(index, work, used_rows):  # type: ignore[no-untyped-def]
+@compiled
+def reindex(index, work, used_rows):
     """Fill an empty index with every row in use."""
     mask = len(index) - 1
     for row in range(used_rows):
@@ -336,8 +334,8 @@ def reindex(index, work, used_rows):  # type: ignore[no-untyped-def]
             index[slot] = (np.uint64(work[row].hash) << np.uint64(32)) | np.uint64(row + 1)
 
 
-@njit(**JIT)
-def _emit_end(rows, row, state, emit, end, records, count):  # type: ignore[no-untyped-def]
+@compiled
+def _emit_end(rows, row, state, emit, end, records, count):
     """Emit an ended flow's record where the mode asks for it; returns the new count."""
     if emit == EMIT_FIRST and state.emitted:
         return count
@@ -345,8 +343,8 @@ def _emit_end(rows, row, state, emit, end, records, count):  # type: ignore[no-u
     return count + 1
 
 
-@njit(**JIT)
-def update(  # type: ignore[no-untyped-def]
+@compiled
+def update(
     packets, first, rows, common, sides, side_work, work, index, free, state,
     seed, idle_us, active_us, emit, join_vlans, split_labels, hashes, records,
 ):  # fmt: skip
@@ -468,8 +466,8 @@ def update(  # type: ignore[no-untyped-def]
     return total, count
 
 
-@njit(**JIT)
-def sweep(rows, common, work, index, free, state, now_us, idle_us, emit, everything, records):  # type: ignore[no-untyped-def]
+@compiled
+def sweep(rows, common, work, index, free, state, now_us, idle_us, emit, everything, records):
     """End every flow that is idle at `now_us` (`everything`: every flow) from row state[CURSOR] on.
 
     Stops when `records` is full. Sets state[CURSOR] to where to go on, 0 when done.

@@ -1,0 +1,31 @@
+# make demo   record a short labelled capture on a testbed of network namespaces, classify it, score it
+# make test   all tests
+# make check  linter, formatter, types
+# make bench  all benchmarks, appended to benchmarks/results.csv
+VENV ?= .venv
+PY := $(VENV)/bin/python
+
+.PHONY: demo test check bench clean
+
+demo:
+	@scripts/setup.sh demo
+	@$(PY) -m dinnet demo --out out/demo
+
+test:
+	@scripts/setup.sh test
+	@echo "==> running all tests (those that lack root, a kernel feature or a program are skipped with the reason)"
+	@$(PY) -m pytest $(PYTEST_ARGS)
+
+check:
+	@scripts/setup.sh test
+	@$(VENV)/bin/ruff check .
+	@$(VENV)/bin/ruff format --check .
+	@$(VENV)/bin/mypy
+
+bench:
+	@scripts/setup.sh test
+	@$(PY) benchmarks/run_all.py
+
+clean:
+	rm -rf $(VENV) out build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
