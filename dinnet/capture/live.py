@@ -13,19 +13,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dinnet.capture.errors import CaptureError
-from dinnet.capture.packet import PACKET_DTYPE, Frames, Packets
+from dinnet.capture.packet import FRAME_DTYPE, PACKET_DTYPE, Frames, Packets
 from dinnet.capture.parse import FRAGMENT_DTYPE, FRAGMENT_SLOTS, LINK_TYPES, parse_frames
 from dinnet.capture.reader import CaptureStats, Tunnel
-from dinnet.capture.ring import PacketRing
-from dinnet.capture.writer import PcapngWriter
+from dinnet.capture.ring import PacketRing, walk_block
+from dinnet.capture.writer import PcapngWriter, encode_packets
 from dinnet.errors import DinnetError
 
-#: Longest packet that is kept whole: no link that Linux has a driver for carries longer ones.
+#: Most bytes of a packet that are kept; what capture tools use as "all of it".
 SNAPLEN: Final = 262_144
 RING_BYTES: Final = 32 << 20
-_BLOCK_BYTES: Final = 1 << 20
-#: A packet waits this long at most for its block to fill up.
-_RETIRE_MS: Final = 20
+#: Each of these is handed over when it is full or `_RETIRE_MS` old, whichever comes first. So the
+#: time that the ring bridges at low rates is ring / block * age: 6 seconds.
+_BLOCK_BYTES: Final = 256 << 10
+_RETIRE_MS: Final = 50
 
 _NO_PACKETS: Final = np.zeros(0, PACKET_DTYPE)
 
@@ -66,7 +67,8 @@ class LiveCapture:
         self._inner = tunnel == "inner"
         self._fragments = np.zeros(FRAGMENT_SLOTS, FRAGMENT_DTYPE)
         self._packets = np.zeros(0, PACKET_DTYPE)
-        self._failure: DinnetError | None = None
+        self._lost: str | None = None  # what became of the interface
+        self._failure: DinnetError | None = None  # of writing the file
         self._stopping = False
         self._caught_up_us = 0
         self._writer: PcapngWriter | None = None
@@ -77,7 +79,6 @@ class LiveCapture:
             ring_bytes=ring_bytes,
             block_bytes=block_bytes,
             retire_ms=_RETIRE_MS,
-            promiscuous=promiscuous,
         )
         self._wake = -1
         try:
@@ -85,6 +86,8 @@ class LiveCapture:
             if write is not None:
                 link_type = self._ring.link_type
                 self._writer = PcapngWriter(write, link_type=link_type, snaplen=snaplen, interface=interface)
+            _load_kernels(self._fragments)
+            self._ring.start(promiscuous)
         except BaseException:
             self.close()
             raise
@@ -139,7 +142,7 @@ class LiveCapture:
             now = time.monotonic()
             if end is not None and now >= end:
                 self._stopping = True
-            if drained is None and (self._stopping or self._failure):
+            if drained is None and (self._stopping or self._lost or self._failure):
                 # Nothing new comes from here on; the last block is handed over when it is old enough.
                 ring.stop()
                 drained = now + 3 * _RETIRE_MS / 1000
@@ -159,7 +162,7 @@ class LiveCapture:
                 continue
             reason = ring.error()
             if reason is not None:
-                self._failure = CaptureError(f"{reason}: {self.stats.frames} packets were captured before")
+                self._lost = reason
                 continue
             ring.wait(self._wake, tick_s if end is None else min(tick_s, end - now))
             if not ring.ready():
@@ -167,6 +170,8 @@ class LiveCapture:
         self._counters()
         if self._failure:
             raise self._failure
+        if self._lost:
+            raise CaptureError(f"{self._lost}: {self.stats.frames} packets were captured before")
 
     def _take(self, max_packets: int | None) -> Packets:
         """Packets of the block that is ready, written to the file if there is one."""
@@ -234,3 +239,12 @@ class LiveCapture:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _load_kernels(fragments: NDArray[np.void]) -> None:
+    """Have the compiled code ready before the first packet: compiling it takes longer than a ring can bridge."""
+    block = np.zeros(64, np.uint8)
+    frames, packets, times = np.zeros(1, FRAME_DTYPE), np.zeros(1, PACKET_DTYPE), np.zeros(1, np.int64)
+    walk_block(block, block.view(np.uint32), 0, 1, 1, frames, times)
+    parse_frames(block, frames, 0, True, fragments, packets)
+    encode_packets(block, frames[:0], times, block, block.view(np.uint32))

@@ -218,7 +218,7 @@ def _capture_filter(loopback: bool, link_type: int, snaplen: int) -> bytes:
 
 
 class PacketRing:
-    """The packets of one interface, from now on.
+    """The packets of one interface, from `start` on.
 
     Args:
         interface: its name.
@@ -227,7 +227,6 @@ class PacketRing:
         ring_bytes: memory for packets that wait to be read, rounded down to whole blocks.
         block_bytes: a power of two and a multiple of the page size; no packet can be longer.
         retire_ms: age at which a block is handed over though it is not full.
-        promiscuous: also see what is sent to other hosts.
 
     Raises:
         DinnetError: no such interface, it is down, its link layer cannot be read, no permission, no
@@ -244,7 +243,6 @@ class PacketRing:
         ring_bytes: int,
         block_bytes: int,
         retire_ms: int,
-        promiscuous: bool,
     ) -> None:
         if not sys.platform.startswith("linux"):
             raise DinnetError("live capture works on Linux only: record with tcpdump and classify the file")
@@ -260,11 +258,11 @@ class PacketRing:
         self._next = 0
         self._packets = 0
         self._dropped = 0
+        self._counting = threading.Lock()
         self._sock, self._where = _open_socket(netns, socket.SOCK_RAW), f" in namespace {netns}" if netns else ""
         try:
             self.link_type = self._identify(netns)
             self._map()
-            self._start(promiscuous)
         except BaseException:
             self.close()
             raise
@@ -323,11 +321,17 @@ class PacketRing:
         self.memory = np.frombuffer(self._map_memory, np.uint8)
         self._words = self.memory.view(np.uint32)
 
-    def _start(self, promiscuous: bool) -> None:
+    def start(self, promiscuous: bool) -> None:
+        """Let packets in; with `promiscuous` also those sent to other hosts.
+
+        Raises:
+            DinnetError: the interface is gone by now.
+        """
         _attach_filter(self._sock, _capture_filter(self._loopback, self.link_type, self.snaplen))
         if promiscuous:
             member = struct.pack("iHH8x", self._index, _PACKET_MR_PROMISC, 0)
-            self._sock.setsockopt(_SOL_PACKET, _PACKET_ADD_MEMBERSHIP, member)
+            with suppress(OSError):  # not every device can; what it delivers is captured
+                self._sock.setsockopt(_SOL_PACKET, _PACKET_ADD_MEMBERSHIP, member)
         try:
             self._sock.bind((self.interface, _ETH_P_ALL))
         except OSError as error:
@@ -378,11 +382,15 @@ class PacketRing:
         return f"capture on {self.interface}{self._where} failed: {os.strerror(code)}"
 
     def stats(self) -> RingStats:
-        """Counts since the start. The kernel starts again at 0 with each question; this adds up."""
-        packets, dropped, _ = struct.unpack("3I", self._sock.getsockopt(_SOL_PACKET, _PACKET_STATISTICS, 12))
-        self._packets += packets
-        self._dropped += dropped
-        return RingStats(self._packets, self._dropped)
+        """Counts since the start. The kernel starts again at 0 with each question; this adds up.
+
+        Any thread may ask.
+        """
+        with self._counting:
+            packets, dropped, _ = struct.unpack("3I", self._sock.getsockopt(_SOL_PACKET, _PACKET_STATISTICS, 12))
+            self._packets += packets
+            self._dropped += dropped
+            return RingStats(self._packets, self._dropped)
 
     def wait(self, also: int, timeout_s: float) -> None:
         """Wait for a block, for an error, for descriptor `also` to be readable, or for the time to pass."""

@@ -48,7 +48,7 @@ _DISK_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 @njit(cache=True, nogil=True)
-def _encode_packets(
+def encode_packets(
     buf: NDArray[np.uint8],
     frames: Frames,
     times_ns: NDArray[np.int64],
@@ -172,7 +172,7 @@ class PcapngWriter:
         needed = int(padded.sum()) + EPB_OVERHEAD * len(frames)
         if needed > len(self._scratch):
             self._scratch = np.empty((needed + needed // 4) & ~3, np.uint8)
-        used = _encode_packets(buf, frames, times_ns, self._scratch, self._scratch.view(np.uint32))
+        used = encode_packets(buf, frames, times_ns, self._scratch, self._scratch.view(np.uint32))
         self._append(self._scratch[:used].data)
         self.packets += len(frames)
         if self._first_ns is None:
