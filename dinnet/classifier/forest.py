@@ -226,7 +226,7 @@ def _pack(arrays: ForestArrays, columns: NDArray[np.uint64]) -> tuple[NDArray[np
     key = np.where(is_leaf, np.uint32(0xFFFFFFFF), key).astype(np.uint64)
     column = np.where(is_leaf, np.uint64(0), columns[np.where(is_leaf, 0, arrays.feature)])
     left = np.where(is_leaf, own, arrays.left.astype(np.uint64))
-    nodes: NDArray[np.uint64] = (key << np.uint64(32)) | (column << np.uint64(24)) | left
+    nodes = ((key << np.uint64(32)) | (column << np.uint64(24)) | left).astype(np.uint64)
     return nodes, np.where(is_leaf, arrays.left, np.uint32(0)).astype(np.uint32)
 
 

@@ -1,0 +1,118 @@
+"""From flow records to verdicts: what everything that decides by class calls."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from dinnet.classifier.forest import Forest
+from dinnet.classifier.modelfile import ModelFile, default_folder, read_model
+from dinnet.flows.features import FEATURE_NAMES, features
+from dinnet.flows.record import Records
+
+#: The verdicts, in the order of `class_id`.
+CLASSES: Final = ("prefill", "decode", "control", "data", "unclassified")
+UNCLASSIFIED: Final = len(CLASSES) - 1
+
+VERDICT_DTYPE: Final = np.dtype(
+    [
+        ("class_id", "u1"),  # index into CLASSES
+        ("confidence", "<f4"),  # highest probability of a training group, whether it passed the threshold or not
+        ("streaming", "<f4"),  # probabilities; NaN where the class is neither prefill nor decode, or there is no forest
+        ("first_request", "<f4"),
+        ("large_model", "<f4"),
+    ]
+)
+Verdicts = NDArray[np.void]
+"""A structured array of VERDICT_DTYPE, shape (n,)."""
+
+_CHUNK: Final = 32_768  # records whose features are in memory at once
+
+
+class Classifier:
+    """A loaded model."""
+
+    def __init__(self, model: ModelFile, where: str = "model") -> None:
+        columns = [FEATURE_NAMES.index(name) for name in model.features]
+        width = len(FEATURE_NAMES)
+        self.model = model
+        self.threshold = model.threshold
+        self._forests = {
+            name: Forest(arrays, columns, width, f"{where}: {name}") for name, arrays in model.forests.items()
+        }
+        self._classes = self._forests["class"]
+        self._others = [name for name in self._forests if name != "class"]
+
+    @classmethod
+    def load(cls, path: Path | None = None) -> Classifier:
+        """The model in folder `path`, by default the shipped one. DinnetError where it is missing or not usable."""
+        folder = default_folder() if path is None else Path(path)
+        return cls(read_model(folder), str(folder))
+
+    def classify(self, records: Records, threads: int = 1) -> Verdicts:
+        """Verdicts (VERDICT_DTYPE, shape (n,)) on `records` (RECORD_DTYPE, shape (n,))."""
+        verdicts = np.empty(len(records), VERDICT_DTYPE)
+        for start in range(0, len(records), _CHUNK):
+            self._classify(records[start : start + _CHUNK], verdicts[start : start + _CHUNK], threads)
+        return verdicts
+
+    def probabilities(self, records: Records, output: str = "class", threads: int = 1) -> NDArray[np.float64]:
+        """Probabilities of one output, shape (n, its classes), before any threshold.
+
+        The classes are those of `dinnet.classifier.modelfile.OUTPUTS`; KeyError where the model lacks the output.
+        """
+        forest = self._forests[output]
+        out = np.empty((len(records), forest.n_classes))
+        for start in range(0, len(records), _CHUNK):
+            chunk = slice(start, start + _CHUNK)
+            out[chunk] = forest.predict(features(records[chunk]), threads)
+        return out
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The outputs that this model has: "class" and some of streaming, first_request, large_model."""
+        return tuple(self._forests)
+
+    def _classify(self, records: Records, verdicts: Verdicts, threads: int) -> None:
+        matrix = features(records)
+        inference = _decide(self._classes.predict(matrix, threads), self.threshold, verdicts)
+        if not inference or not self._others:
+            return
+        # Most flows of a network are not inference: the other forests look at those that are.
+        some = inference < len(matrix)
+        rows = np.flatnonzero(verdicts["class_id"] < 2) if some else slice(None)
+        chosen = matrix[rows]
+        for name in self._others:
+            verdicts[name][rows] = self._forests[name].predict(chosen, threads)[:, 1]
+
+
+@njit(cache=True, nogil=True)
+def _decide(probabilities, threshold, verdicts):  # type: ignore[no-untyped-def]
+    """Fill the verdicts, the other outputs with NaN; return how many are prefill or decode."""
+    inference = 0
+    for i in range(probabilities.shape[0]):
+        best = 0
+        for c in range(1, probabilities.shape[1]):
+            if probabilities[i, c] > probabilities[i, best]:
+                best = c
+        confidence = probabilities[i, best]
+        # The last group is traffic that is not inference, and its number is that of "unclassified".
+        verdicts[i]["class_id"] = best if confidence >= threshold else UNCLASSIFIED
+        verdicts[i]["confidence"] = confidence
+        verdicts[i]["streaming"] = np.nan
+        verdicts[i]["first_request"] = np.nan
+        verdicts[i]["large_model"] = np.nan
+        if verdicts[i]["class_id"] < 2:
+            inference += 1
+    return inference
+
+
+def decide(probabilities: NDArray[np.float64], threshold: float) -> NDArray[np.uint8]:
+    """Index into CLASSES for each row of group probabilities (shape (n, 5))."""
+    best = probabilities.argmax(axis=1)
+    rejected = probabilities[np.arange(len(best)), best] < threshold
+    return np.where(rejected, UNCLASSIFIED, best).astype(np.uint8)
