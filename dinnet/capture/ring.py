@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from dinnet.capture.packet import FRAME_DTYPE, Frames
 from dinnet.errors import DinnetError, UsageError
+from dinnet.jit import compiled
 
 _ETH_P_ALL: Final = 0x0003
 _SOL_PACKET: Final = 263
@@ -83,7 +83,7 @@ class RingStats:
     dropped: int
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def walk_block(
     ring: NDArray[np.uint8],
     words: NDArray[np.uint32],

@@ -18,12 +18,12 @@ from types import TracebackType
 from typing import Final, Self
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from dinnet import __version__
 from dinnet.capture.packet import Frames
 from dinnet.errors import DinnetError
+from dinnet.jit import compiled
 
 _SECTION_HEADER: Final = 0x0A0D0D0A
 _INTERFACE_DESCRIPTION: Final = 1
@@ -47,7 +47,7 @@ EPB_OVERHEAD: Final = 32
 _DISK_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def encode_packets(
     buf: NDArray[np.uint8],
     frames: Frames,

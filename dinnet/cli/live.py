@@ -84,7 +84,7 @@ def live(
         float, typer.Option(metavar="S", help="A flow that lasts longer than S seconds gets a new row.")
     ] = 1800.0,
     model: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Model to classify with, instead of the one that came along.")
+        Path | None, typer.Option(metavar="FOLDER", help="Model to classify with, instead of the one that came along.")
     ] = None,
     top: Annotated[int, typer.Option(min=1, max=128, help="Flows in the table at the end.")] = 20,
 ) -> None:
