@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import io
 import queue
 import sys
@@ -10,7 +9,7 @@ import threading
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Any, BinaryIO, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,8 +45,8 @@ class ByteSource:
         self.data: NDArray[np.uint8] = np.empty(_BUFFER_BYTES, np.uint8)
         self._owned = False
         self._ahead: _ReadAhead | None = None
-        self._raw = self._open(source)
-        self._stream: BinaryIO = self._raw
+        self._raw: Any = self._open(source)
+        self._stream: Any = self._raw
         try:
             self._detect_compression()
             if self.size is not None and self.size >= _READ_AHEAD_FROM:
@@ -79,7 +78,7 @@ class ByteSource:
         if head[:2] != _GZIP_MAGIC and head != _ZSTD_MAGIC:
             return
         peeked = _Peeked(self.data[self.start : self.end].tobytes(), self._raw)
-        buffered = io.BufferedReader(peeked, 1 << 20)
+        buffered: Any = io.BufferedReader(peeked, 1 << 20)
         if head == _ZSTD_MAGIC:
             import zstandard
 
@@ -89,7 +88,7 @@ class ByteSource:
             self._stream = decompressor.stream_reader(buffered, read_across_frames=True)
         else:
             self.compression = "gzip"
-            self._stream = gzip.GzipFile(fileobj=buffered, mode="rb")  # type: ignore[assignment]
+            self._stream = _Gunzip(buffered)
         self._compressed = peeked
         self.start = self.end = 0
         self.eof = False
@@ -169,7 +168,7 @@ class ByteSource:
     def _read_into(self, view: memoryview) -> int:
         try:
             return self._stream.readinto(view) or 0
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        except (EOFError, zlib.error) as error:
             return self._cut(error)
         except OSError as error:
             raise CaptureError(f"{self.name}: reading stopped at byte {self.position}: {error}") from error
@@ -232,6 +231,43 @@ class _ReadAhead:
         """End the thread; waits for at most one read."""
         self._empty.put(None)
         self._thread.join()
+
+
+class _Gunzip:
+    """Gzip members one after another. Unlike the standard library's file object, it hands out all bytes before a cut."""
+
+    def __init__(self, compressed: Any) -> None:
+        self._compressed = compressed
+        self._pending = b""
+        self._member: Any = zlib.decompressobj(wbits=31)
+        self._inside = False
+
+    def readinto(self, view: memoryview) -> int:
+        while True:
+            if not self._pending:
+                self._pending = self._compressed.read1(1 << 18)
+                if not self._inside:
+                    # Zero bytes may pad the file between and after members.
+                    self._pending = self._pending.lstrip(b"\0")
+                    if not self._pending and self._compressed.peek(1):
+                        continue
+            if not self._pending:
+                if self._inside:
+                    raise EOFError("the compressed data ends before its end marker")
+                return 0
+            self._inside = True
+            data = self._member.decompress(self._pending, len(view))
+            self._pending = self._member.unconsumed_tail
+            if self._member.eof:
+                self._pending = self._member.unused_data.lstrip(b"\0")
+                self._member = zlib.decompressobj(wbits=31)
+                self._inside = False
+            if data:
+                view[: len(data)] = data
+                return len(data)
+
+    def close(self) -> None:
+        self._compressed.close()
 
 
 class _Peeked(io.RawIOBase):
