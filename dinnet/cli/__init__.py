@@ -2,53 +2,30 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
-from typing import Any
+from typing import Any, Final
 
 import typer
-from typer.core import TyperCommand, TyperGroup
 
 from dinnet import __version__
+from dinnet.cli.lazy import LazyGroup, Part
 from dinnet.errors import DinnetError
 
 EXIT_INTERRUPTED = 128 + 2  # as a shell reports SIGINT
 EXIT_BROKEN_PIPE = 128 + 13  # as a shell reports SIGPIPE
 
-# noun -> (module, what it is for). The help page is printed from this table without importing the modules.
-_NOUNS: dict[str, tuple[str, str]] = {
-    "classify": ("dinnet.cli.classify", "Tell the flows of LLM inference apart, from a capture or live."),
-    "train": ("dinnet.cli.train", "Train a classifier on a corpus of labelled flow records."),
-    "evaluate": ("dinnet.cli.evaluate", "Score a classifier on scenarios it has never seen."),
-    "features": ("dinnet.cli.features", "Explain the features that the classifier looks at."),
-    "testbed": ("dinnet.cli.testbed", "Build a namespace testbed and record labelled captures on it."),
+_NOUNS: Final = {
+    "classify": Part("dinnet.cli.classify", "app", "Tell the flows of LLM inference apart, from a capture or live."),
+    "train": Part("dinnet.cli.train", "app", "Train a classifier on a corpus of labelled flow records."),
+    "evaluate": Part("dinnet.cli.evaluate", "app", "Score a classifier on scenarios it has never seen."),
+    "features": Part("dinnet.cli.features", "app", "Explain the features that the classifier looks at."),
+    "testbed": Part("dinnet.cli.testbed", "app", "Build a namespace testbed and record labelled captures on it."),
 }
 
 
-class _LazyGroup(TyperGroup):
-    """Lists every noun, imports only the one that is run.
-
-    Contexts and commands are `Any` here: they are click's in older releases of Typer and its own in newer ones.
-    """
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        return list(_NOUNS)
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name not in _NOUNS:
-            return None
-        help_text = _NOUNS[cmd_name][1]
-        return TyperCommand(cmd_name, help=help_text, short_help=help_text)
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if ctx.resilient_parsing or not args or args[0] not in _NOUNS:
-            return super().resolve_command(ctx, args)
-        module, help_text = _NOUNS[args[0]]
-        command = typer.main.get_command(importlib.import_module(module).app)
-        command.name = args[0]
-        command.short_help = help_text
-        return args[0], command, args[1:]
+class _Nouns(LazyGroup):
+    parts = _NOUNS
 
     def invoke(self, ctx: Any) -> Any:
         # Typer has handlers of its own around this call; ours must come first to give the exit codes of the design.
@@ -69,7 +46,7 @@ class _LazyGroup(TyperGroup):
 
 app = typer.Typer(
     name="dinnet",
-    cls=_LazyGroup,
+    cls=_Nouns,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

@@ -1,0 +1,74 @@
+"""From what a user names (files, folders, globs, "-") to the list of captures to read."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from dinnet.errors import UsageError
+
+STDIN: Final = "-"
+
+_FORMATS: Final = (".pcap", ".pcapng", ".cap", ".ntar", ".dmp")
+_COMPRESSIONS: Final = ("", ".gz", ".zst", ".zstd")
+CAPTURE_SUFFIXES: Final = tuple(kind + packed for kind in _FORMATS for packed in _COMPRESSIONS)
+
+
+def is_capture_name(name: str) -> bool:
+    """Whether a file inside a folder is taken for a capture, by its name."""
+    return name.lower().endswith(CAPTURE_SUFFIXES)
+
+
+def find_captures(names: Iterable[str]) -> list[str]:
+    """Every capture once, in the order named; those of a folder or a glob sorted by path.
+
+    Raises:
+        UsageError: A name matches nothing, a folder holds no capture, or "-" is mixed with files.
+    """
+    names = list(names)
+    if STDIN in names and len(names) > 1:
+        raise UsageError("-: standard input cannot be mixed with files; classify them one after the other")
+    found: dict[str, None] = {}
+    for name in names:
+        found.update(dict.fromkeys(_expand(name)))
+    return list(found)
+
+
+def _expand(name: str) -> list[str]:
+    if name == STDIN:
+        return [name]
+    path = Path(name)
+    if path.is_dir():
+        return _in_folder(path)
+    if path.exists():
+        if not os.access(path, os.R_OK):
+            raise UsageError(f"{name}: not allowed to read it; change its permissions or the user")
+        return [name]
+    if glob.has_magic(name):
+        matches = sorted(glob.glob(name, recursive=True))  # noqa: PTH207 - Path.glob takes no absolute pattern
+        files = [match for match in matches if not Path(match).is_dir()]
+        for folder in (match for match in matches if Path(match).is_dir()):
+            files += [file for file in _captures_below(Path(folder)) if file not in files]
+        if files:
+            return files
+        raise UsageError(f"{name}: no file matches this pattern")
+    if path.is_symlink():
+        raise UsageError(f"{name}: is a symbolic link to a file that does not exist")
+    raise UsageError(f"{name}: no such file or folder")
+
+
+def _in_folder(folder: Path) -> list[str]:
+    captures = _captures_below(folder)
+    if not captures:
+        raise UsageError(f"{folder}: no captures in this folder (looked for {', '.join(_FORMATS)}, also .gz and .zst)")
+    return captures
+
+
+def _captures_below(folder: Path) -> list[str]:
+    found = []
+    for parent, _, files in os.walk(folder):
+        found += [str(Path(parent) / file) for file in files if is_capture_name(file)]
+    return sorted(found)
