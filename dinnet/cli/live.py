@@ -62,7 +62,7 @@ def live(
     output_format: Annotated[
         Format,
         typer.Option(
-            "--format", help="A rolling table for people, or one JSON object a line as flows end, for programs."
+            "--format", "-f", help="A rolling table for people, or one JSON object a line as flows end, for programs."
         ),
     ] = Format.TABLE,
     checkpoint: Annotated[
@@ -83,19 +83,33 @@ def live(
     active_timeout: Annotated[
         float, typer.Option(metavar="S", help="A flow that lasts longer than S seconds gets a new row.")
     ] = 1800.0,
+    join_vlans: Annotated[bool, typer.Option("--join-vlans", help="Leave VLAN IDs out of a flow's key.")] = False,
+    split_flow_labels: Annotated[
+        bool, typer.Option("--split-flow-labels", help="Put the IPv6 flow label into a flow's key.")
+    ] = False,
     model: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Model to classify with, instead of the one that came along.")
     ] = None,
     top: Annotated[int, typer.Option(min=1, max=128, help="Flows in the table at the end.")] = 20,
 ) -> None:
-    """Tell the flows on IFACE apart as they happen, until Ctrl-C."""
+    """Classify the flows on IFACE as they happen, until Ctrl-C.
+
+    Exit codes: 0 good, also when Ctrl-C or SIGTERM ended it; 1 the interface or the output failed; 2 wrong use.
+    """
     from dinnet.capture.live import LiveCapture
     from dinnet.classifier import Classifier
     from dinnet.flows import FlowOptions, FlowTable
 
     # A table shows flows under way, so it needs every checkpoint, whatever is asked for programs.
     emit = Checkpoint.ALL if output_format is Format.TABLE else checkpoint
-    table = FlowTable(FlowOptions(idle_timeout_s=idle_timeout, active_timeout_s=active_timeout, emit=emit.value))
+    options = FlowOptions(
+        idle_timeout_s=idle_timeout,
+        active_timeout_s=active_timeout,
+        emit=emit.value,
+        join_vlans=join_vlans,
+        split_flow_labels=split_flow_labels,
+    )
+    table = FlowTable(options)
     classifier = Classifier.load(model)
     _load_kernels(classifier)
     with LiveCapture(
