@@ -1,0 +1,246 @@
+"""The KV hand-off from prefill to decode nodes (class prefill): who pulls or pushes, when, and in what pieces."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import struct
+from typing import ClassVar
+
+from dinnet.testbed.workloads.channel import DISCONNECTED, Channel, payload
+from dinnet.testbed.workloads.links import GrpcLink, HttpLink, Link, LinkWorkload, RawLink, RespLink, ZmqLink
+from dinnet.testbed.workloads.session import Client, Job, Session, SocketWorkload
+
+BLOCK_TOKENS = 16  # of a KV cache block, vLLM's default
+LEAST_MESSAGE = 16_384  # smaller layers are sent together
+
+
+def _kv_bytes(workload: SocketWorkload, job: Job) -> int:
+    """The request's KV cache, cut to what it may cost."""
+    return min(job.request.new_tokens * workload.model.kv_bytes_per_token(), int(job.max_bytes * 0.95))
+
+
+class KvPush(LinkWorkload):
+    """The prefill node sends layers as they finish; the decode node says when it has all of them."""
+
+    group = "prefill"
+    needs_model = True
+    connections = (4, 24)
+    link: ClassVar[type[Link]] = RawLink
+    layerwise: ClassVar[bool] = True
+
+    async def session(self, client: Client, session: Session) -> None:
+        ack_each = session.rng.random() < 0.3
+        async with self.connect(client, session.rng, first_request=session.first_request) as link:
+            for job in session.jobs:
+                await client.until(job.at_s)
+                if client.left_s <= 0:
+                    return
+                await self.hand_off(link, job, session.rng, ack_each)
+
+    def pieces(self, job: Job, rng: random.Random) -> list[int]:
+        """Sizes of the messages: one a layer or a few layers, at least 16 KiB each."""
+        total = _kv_bytes(self, job)
+        count = max(1, min(self.model.layers // rng.choice((1, 1, 1, 2, 4)), total // LEAST_MESSAGE))
+        return [total // count] * count
+
+    async def hand_off(self, link: Link, job: Job, rng: random.Random, ack_each: bool) -> None:
+        sizes = self.pieces(job, rng)
+        prefill_s = self.accelerator.prefill_s(self.model, job.request.new_tokens)
+        await link.push(
+            request=f"{rng.getrandbits(64):016x}", pieces=len(sizes), blocks=list(range(min(64, len(sizes))))
+        )
+        if not self.layerwise:
+            await asyncio.sleep(prefill_s)
+        for number, size in enumerate(sizes):
+            if self.layerwise:
+                await asyncio.sleep(self.accelerator.pause(rng, prefill_s / len(sizes)))
+            if ack_each and not link.alternating:
+                await link.ask(size, piece=number, ack=True)
+            else:
+                await link.push(size, piece=number)
+        await link.ask(done=True, ack=True)
+
+    async def reply(self, link: Link, rng: random.Random) -> None:
+        while True:
+            message = await link.receive()
+            if link.alternating or message.about.get("ack"):
+                await link.send(ok=True)
+
+
+class KvRawTcp(KvPush):
+    name = "kv/raw-tcp-layerwise"
+
+
+class KvTls(KvPush):
+    name = "kv/tls-layerwise"
+    tls = True
+
+
+class KvHttpPut(KvPush):
+    name = "kv/http-put-layers"
+    link = HttpLink
+
+
+class KvGrpcStream(KvPush):
+    name = "kv/grpc-stream-layers"
+    link = GrpcLink
+
+
+class KvZmq(KvPush):
+    name = "kv/zmq-layers"
+    link = ZmqLink
+
+
+class KvOneShot(KvPush):
+    """Everything at once when prefill is done."""
+
+    name = "kv/raw-tcp-oneshot"
+    layerwise = False
+
+    def pieces(self, job: Job, rng: random.Random) -> list[int]:
+        return [_kv_bytes(self, job)]
+
+
+class KvRedis(KvPush):
+    """Chunks of 256 tokens put into a store after prefill, as KV caching layers do."""
+
+    name = "kv/redis-chunks"
+    link = RespLink
+    layerwise = False
+
+    def pieces(self, job: Job, rng: random.Random) -> list[int]:
+        total = _kv_bytes(self, job)
+        count = max(1, min(-(-job.request.new_tokens // 256), total // LEAST_MESSAGE))
+        return [total // count] * count
+
+
+class KvParallel(KvPush):
+    """One request's cache over several connections at once, each with its share of every layer."""
+
+    name = "kv/parallel-tcp"
+    connections = (1, 8)
+
+    async def session(self, client: Client, session: Session) -> None:
+        ways = max(1, min(session.rng.choice((2, 3, 4, 8)), session.max_bytes // 32_768))
+        shares = [
+            Session(way, tuple(_share(job, ways) for job in session.jobs), random.Random(session.rng.getrandbits(64)))
+            for way in range(ways)
+        ]
+        async with asyncio.TaskGroup() as group:
+            for share in shares:
+                group.create_task(self._one(client, share))
+
+    async def _one(self, client: Client, session: Session) -> None:
+        try:
+            await super().session(client, session)
+        except DISCONNECTED:
+            return  # the other ways go on
+
+
+def _share(job: Job, ways: int) -> Job:
+    return Job(job.at_s, job.request, job.max_bytes // ways)
+
+
+class KvSlices(SocketWorkload):
+    """Batches of 64 KiB slices, each behind a header of size, address and operation, as Mooncake's TCP transport."""
+
+    name = "kv/slices-64k"
+    group = "prefill"
+    needs_model = True
+    connections = (4, 24)
+
+    async def session(self, client: Client, session: Session) -> None:
+        rng = session.rng
+        window = rng.choice((1, 4, 16))  # slices under way before one must be confirmed
+        async with client.connection(rng, first_request=session.first_request) as channel:
+            for job in session.jobs:
+                await client.until(job.at_s)
+                if client.left_s <= 0:
+                    return
+                await self._batch(channel, job, rng, window)
+
+    async def _batch(self, channel: Channel, job: Job, rng: random.Random, window: int) -> None:
+        total = _kv_bytes(self, job)
+        await asyncio.sleep(self.accelerator.pause(rng, self.accelerator.prefill_s(self.model, job.request.new_tokens)))
+        owed = 0
+        for at in range(0, total, 65_536):
+            size = min(65_536, total - at)
+            await channel.send(struct.pack("<QQB", size, at, 1), payload(size))
+            owed += 1
+            if owed == window:
+                await channel.skip(17)
+                owed -= 1
+        await channel.skip(17 * owed)
+
+    async def answer(self, channel: Channel, rng: random.Random) -> None:
+        while True:
+            size, at, _ = struct.unpack("<QQB", await channel.exactly(17))
+            await channel.skip(size)
+            await channel.send(struct.pack("<QQB", 0, at, 2))
+
+
+class KvPull(LinkWorkload):
+    """The decode node reads: metadata first, then batches of blocks, then word that the blocks may be freed."""
+
+    name = "kv/pull-blocks"
+    group = "prefill"
+    needs_model = True
+    connections = (4, 24)
+    link: ClassVar[type[Link]] = RawLink
+    metadata_bytes: ClassVar[tuple[int, int]] = (800, 6000)
+
+    async def session(self, client: Client, session: Session) -> None:
+        rng = session.rng
+        batch = rng.choice((4, 16, 64, 256))
+        async with self.connect(client, rng, first_request=session.first_request) as link:
+            await link.ask(rng.randint(*self.metadata_bytes), want=rng.randint(*self.metadata_bytes))
+            for job in session.jobs:
+                await client.until(job.at_s)
+                if client.left_s <= 0:
+                    return
+                await self._read(link, job, batch)
+
+    async def _read(self, link: Link, job: Job, batch: int) -> None:
+        total = _kv_bytes(self, job)
+        blocks = max(1, min(-(-job.request.new_tokens // BLOCK_TOKENS), total // 4096))
+        per_block = total // blocks
+        for first in range(0, blocks, batch):
+            count = min(batch, blocks - first)
+            # A descriptor of a remote block is an address, a length and a device: 20 bytes.
+            await link.ask(20 * count if total > 100_000 else 0, want=count * per_block)
+        await link.ask(want=0, done=True)
+
+    async def reply(self, link: Link, rng: random.Random) -> None:
+        while True:
+            message = await link.receive()
+            await link.send(message.about["want"], ok=True)
+
+
+class KvHttpGet(KvPull):
+    """The same reads as GETs from a KV store that speaks HTTP."""
+
+    name = "kv/http-get-blocks"
+    link = HttpLink
+    metadata_bytes = (0, 600)
+
+
+class KvTlsPull(KvPull):
+    name = "kv/tls-pull-blocks"
+    tls = True
+
+
+KV: tuple[type[SocketWorkload], ...] = (
+    KvRawTcp,
+    KvTls,
+    KvHttpPut,
+    KvGrpcStream,
+    KvZmq,
+    KvOneShot,
+    KvRedis,
+    KvParallel,
+    KvSlices,
+    KvPull,
+    KvHttpGet,
+    KvTlsPull,
+)
