@@ -43,13 +43,15 @@ class Link(BaseModel):
 
     name: str = ""
     rate_mbit: float = Field(gt=0, le=10_000)
-    delay_ms: float = Field(0.0, ge=0, le=1_000, description="one way; 0 leaves the relay out")
-    loss: float = Field(0.0, ge=0, lt=1, description="chance that a frame is lost, in each direction")
-    offload: bool = Field(False, description="segmentation and receive offload on the hosts and the switch")
+    delay_ms: float = Field(default=0.0, ge=0, le=1_000, description="one way; 0 leaves the relay out")
+    loss: float = Field(default=0.0, ge=0, lt=1, description="chance that a frame is lost, in each direction")
+    offload: bool = Field(default=False, description="segmentation and receive offload on the hosts and the switch")
     ip: Literal[4, 6] = 4
-    mtu: int = Field(1500, ge=1280, le=9_000)
-    bottleneck: Literal["host", "switch"] = Field("host", description="whose sending side is held to the rate")
-    tap: Literal["near", "far"] = Field("near", description="where captures see the delay: beyond or before the tap")
+    mtu: int = Field(default=1500, ge=1280, le=9_000)
+    bottleneck: Literal["host", "switch"] = Field(default="host", description="whose sending side is held to the rate")
+    tap: Literal["near", "far"] = Field(
+        default="near", description="where captures see the delay: beyond or before the tap"
+    )
 
 
 @dataclass

@@ -1,0 +1,166 @@
+"""`dinnet testbed`: record labelled captures between network namespaces."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dinnet.errors import DinnetError, UsageError
+
+if TYPE_CHECKING:
+    from dinnet.testbed.corpus import Progress
+
+app = typer.Typer(no_args_is_help=True, help="Build a namespace testbed and record labelled captures on it.")
+
+Traces = Annotated[
+    Path | None,
+    typer.Option(
+        "--traces",
+        exists=True,
+        file_okay=False,
+        help="Folder of public request traces to replay; without it, requests are drawn from the same statistics.",
+    ),
+]
+
+
+@app.command()
+def record(
+    plan: Annotated[Path, typer.Option("--config", "-c", help="The plan (YAML): what to combine, and how often.")],
+    out: Annotated[Path, typer.Option("--out", "-o", file_okay=False, help="Folder for the corpus files.")],
+    only: Annotated[str, typer.Option("--only", help="Record only scenarios whose names match this pattern.")] = "*",
+    keep_captures: Annotated[
+        bool, typer.Option("--keep-captures", help="Keep the captures and their labels, too.")
+    ] = False,
+    traces: Traces = None,
+    list_only: Annotated[bool, typer.Option("--list", help="Print the scenarios' names and record nothing.")] = False,
+) -> None:
+    """Record a corpus of labelled flow records, scenario by scenario; run again, it records what is missing."""
+    from dinnet.testbed.config import load_yaml
+    from dinnet.testbed.models import MODELS
+    from dinnet.testbed.scenario import Plan, expand
+    from dinnet.testbed.workloads import catalogue
+
+    workloads = catalogue()
+    scenarios = expand(load_yaml(plan, Plan), {name: kind.group for name, kind in workloads.items()}, list(MODELS))
+    chosen = [scenario for scenario in scenarios if fnmatch.fnmatchcase(scenario.name, only)]
+    if not chosen:
+        raise UsageError(f"--only {only}: none of the plan's {len(scenarios)} scenarios matches")
+    if list_only:
+        for scenario in chosen:
+            names = " ".join(run.name for run in scenario.workloads)
+            typer.echo(f"{scenario.name} {scenario.link.name} {scenario.duration_s:g}s {names}")
+        return
+    from dinnet.testbed.corpus import record_corpus
+
+    seconds_left = sum(scenario.duration_s for scenario in chosen)
+    pace = _Pace(seconds_left)
+    failed = 0
+    with _terminated_as_exit():
+        for progress in record_corpus(chosen, out, workloads, traces=traces, keep_captures=keep_captures):
+            failed += progress.error is not None
+            typer.echo(f"{_line(progress)}, {pace.after(progress)}", err=True)
+    if failed:
+        raise DinnetError(f"{failed} of {len(chosen)} scenarios failed; run the same command again to retry them")
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option("--out", "-o", file_okay=False, help="Folder for the capture and its labels.")],
+    config: Annotated[
+        Path | None, typer.Option("--config", "-c", help="A scenario (YAML) instead of the built-in one.")
+    ] = None,
+    traces: Traces = None,
+) -> None:
+    """Record one short labelled capture with all kinds of traffic: demo.pcap and demo.labels.jsonl."""
+    from dinnet.testbed.config import load_yaml
+    from dinnet.testbed.corpus import label_capture
+    from dinnet.testbed.demo import demo_scenario
+    from dinnet.testbed.runner import run_scenario
+    from dinnet.testbed.scenario import Scenario
+    from dinnet.testbed.workloads import catalogue
+
+    workloads = catalogue()
+    if config is not None:
+        scenario = load_yaml(config, Scenario)
+    else:
+        scenario = demo_scenario({name: kind.group for name, kind in workloads.items()})
+    typer.echo(f"recording {len(scenario.workloads)} workloads for {scenario.duration_s:g} s ...", err=True)
+    with _terminated_as_exit():
+        recording = run_scenario(scenario, out, workloads, traces)
+    joined = label_capture(recording)
+    capture, labels = out / "demo.pcap", out / "demo.labels.jsonl"
+    recording.capture.replace(capture)
+    recording.labels.replace(labels)
+    joined.labelled.save(out / "demo.npz")
+    for text in (
+        f"{capture}: {recording.frames} frames, {recording.dropped} lost by the recorder",
+        f"{labels}: {joined.flows - joined.unlabelled_flows} of {joined.flows} flows labelled",
+    ):
+        typer.echo(text)
+
+
+@app.command()
+def clean() -> None:
+    """Remove what runs that were killed left in the kernel."""
+    from dinnet.testbed.network import remove_leftovers
+
+    names = remove_leftovers()
+    typer.echo(f"removed {len(names)} network namespaces" + (f": {' '.join(names)}" if names else ""))
+
+
+@contextmanager
+def _terminated_as_exit() -> Iterator[None]:
+    """End with a shell's exit code for the signal that ended the recording, once everything is cleaned up."""
+    from dinnet.testbed.network import Terminated
+
+    try:
+        yield
+    except Terminated as ended:
+        typer.echo("dinnet: terminated", err=True)
+        raise typer.Exit(128 + ended.number) from ended
+
+
+class _Pace:
+    """Tells the time left from how much longer than its traffic each scenario took so far."""
+
+    def __init__(self, traffic_s: float) -> None:
+        self._left_s = traffic_s
+        self._done_s = 0.0
+        self._spent_s = 0.0
+
+    def after(self, progress: Progress) -> str:
+        self._left_s -= progress.scenario.duration_s
+        if progress.elapsed_s:
+            self._done_s += progress.scenario.duration_s
+            self._spent_s += progress.elapsed_s
+        if not self._done_s:
+            return "..."
+        return f"about {self._left_s * self._spent_s / self._done_s / 60:.1f} min left"
+
+
+def _line(progress: Progress) -> str:
+    head = f"{progress.number}/{progress.of} {progress.scenario.name} ({progress.scenario.link.name})"
+    if progress.error is not None:
+        return f"{head}: FAILED: {progress.error}"
+    if progress.joined is None or progress.recording is None:
+        return f"{head}: there already"
+    labelled = progress.joined.labelled
+    parts = [
+        f"{progress.joined.flows - progress.joined.unlabelled_flows} flows",
+        f"{len(labelled)} records",
+        f"{progress.recording.frames} frames",
+        f"{progress.elapsed_s:.1f} s",
+    ]
+    notes: list[tuple[int, Callable[[int], str]]] = [
+        (progress.joined.unlabelled_flows, lambda n: f"{n} flows without a label"),
+        (progress.joined.unmatched_labels, lambda n: f"{n} labels without a flow"),
+        (progress.recording.dropped, lambda n: f"{n} frames lost by the recorder"),
+        (len(progress.recording.cut), lambda n: f"{n} workloads cut: {', '.join(progress.recording.cut)}"),  # type: ignore[union-attr]
+    ]
+    parts += [say(number) for number, say in notes if number]
+    return f"{head}: {', '.join(parts)}"

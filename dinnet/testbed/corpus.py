@@ -1,0 +1,115 @@
+"""Record scenarios one after another into corpus files."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from dinnet.classifier.corpus import LabelledRecords
+from dinnet.errors import DinnetError
+from dinnet.flows import FlowOptions, read_records
+from dinnet.testbed.labels import Joined, join, read_labels
+from dinnet.testbed.runner import Recording, manifest, run_scenario
+from dinnet.testbed.scenario import Scenario
+from dinnet.testbed.workloads.base import Workload
+
+_FAILED: Final = "failed"  # folder of what failed scenarios left behind
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How one scenario of a corpus went."""
+
+    scenario: Scenario
+    number: int  # from 1
+    of: int
+    elapsed_s: float  # of this scenario; 0 where it was there already
+    joined: Joined | None = None  # None where the file was there already, or the scenario failed
+    recording: Recording | None = None
+    error: DinnetError | None = None
+
+
+def corpus_file(out: Path, scenario: Scenario) -> Path:
+    """Where a scenario's records go: training and held-out scenarios lie in folders of their own."""
+    return out / scenario.split / f"{scenario.name}.npz"
+
+
+def complete(path: Path, scenario: Scenario) -> bool:
+    """Whether `path` holds a whole recording of just this scenario."""
+    if not path.is_file():
+        return False
+    try:
+        return bool(LabelledRecords.load(path).manifest.get("recipe_sha256") == scenario.digest())
+    except DinnetError:
+        return False
+
+
+def label_capture(recording: Recording) -> Joined:
+    """The labelled records of a recording.
+
+    Raises:
+        DinnetError: The capture cannot be read, or none of its flows has a label.
+    """
+    records = (part.copy() for part in read_records(recording.capture, options=FlowOptions(emit="all")))
+    joined = join(records, read_labels(recording.labels), manifest(recording))
+    if not len(joined.labelled):
+        raise DinnetError(f"{recording.capture}: none of its {joined.flows} flows has a label")
+    joined.labelled.manifest["unlabelled_flows"] = joined.unlabelled_flows
+    return joined
+
+
+def record_corpus(
+    scenarios: Sequence[Scenario],
+    out: Path,
+    workloads: Mapping[str, type[Workload]],
+    *,
+    traces: Path | None = None,
+    keep_captures: bool = False,
+) -> Iterator[Progress]:
+    """Record each scenario that is not there yet, and tell how it went.
+
+    A scenario that fails is told as such, its logs are kept under `out`/failed, and the next one is recorded;
+    another call records what is missing.
+    """
+    work = out / ".recording"
+    for number, scenario in enumerate(scenarios, start=1):
+        target = corpus_file(out, scenario)
+        if complete(target, scenario):
+            yield Progress(scenario, number, len(scenarios), 0.0)
+            continue
+        started = time.monotonic()
+        folder = work / scenario.name
+        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            recording = run_scenario(scenario, folder, workloads, traces)
+            joined = label_capture(recording)
+            joined.labelled.save(target)
+            if keep_captures:
+                _keep(recording, out / "captures")
+        except DinnetError as error:
+            _set_aside(folder, out / _FAILED / scenario.name)
+            yield Progress(scenario, number, len(scenarios), time.monotonic() - started, error=error)
+            continue
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+        shutil.rmtree(out / _FAILED / scenario.name, ignore_errors=True)
+        yield Progress(scenario, number, len(scenarios), time.monotonic() - started, joined, recording)
+
+
+def _keep(recording: Recording, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    name = recording.scenario.name
+    shutil.move(recording.capture, folder / f"{name}.pcap")
+    shutil.move(recording.labels, folder / f"{name}.labels.jsonl")
+
+
+def _set_aside(folder: Path, target: Path) -> None:
+    if folder.is_dir():
+        shutil.rmtree(target, ignore_errors=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.move(folder, target)
