@@ -6,7 +6,6 @@ full or a few milliseconds old, and handed back once its packets have been used.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import mmap
 import os
@@ -17,13 +16,24 @@ import sys
 import threading
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dinnet.capture.packet import FRAME_DTYPE, Frames
+from dinnet.capture.packetsocket import (
+    LINKTYPE_ETHERNET,
+    LINKTYPE_RAW,
+    SIOCGIFFLAGS,
+    SIOCGIFHWADDR,
+    SIOCGIFINDEX,
+    attach_filter,
+    capture_filter,
+    drop_everything,
+    interface_number,
+    open_socket,
+)
 from dinnet.errors import DinnetError, UsageError
 from dinnet.jit import compiled
 
@@ -36,13 +46,7 @@ _PACKET_VERSION: Final = 10
 _PACKET_RESERVE: Final = 12
 _PACKET_MR_PROMISC: Final = 1
 _TPACKET_V3: Final = 2
-_SO_ATTACH_FILTER: Final = 26
-_SIOCGIFINDEX: Final = 0x8933
-_SIOCGIFFLAGS: Final = 0x8913
-_SIOCGIFHWADDR: Final = 0x8927
 _IFF_UP: Final = 0x1
-_CLONE_NEWNET: Final = 0x40000000
-_NETNS_FOLDER: Final = Path("/run/netns")
 _NAME_MAX: Final = 15  # IFNAMSIZ - 1
 
 _STATUS_USER: Final = 1
@@ -56,16 +60,6 @@ _FRAME_BYTES: Final = 2048  # TPACKET_V3 packs packets as they come; only its ch
 #: A packet takes at least this much of a block: its header, its sender's address, and alignment.
 _SMALLEST_SLOT_BYTES: Final = 80
 
-# Classic BPF (linux/filter.h): opcodes, and the offsets of the kernel's own packet fields.
-_BPF_LD_ABS: Final = 0x20
-_BPF_JEQ: Final = 0x15
-_BPF_RET: Final = 0x06
-_SKF_AD_PROTOCOL: Final = 0xFFFFF000
-_SKF_AD_PKTTYPE: Final = 0xFFFFF004
-_PACKET_OUTGOING: Final = 4
-
-LINKTYPE_ETHERNET: Final = 1
-LINKTYPE_RAW: Final = 101
 _ARPHRD_LOOPBACK: Final = 772
 
 #: Hardware types (linux/if_arp.h) whose frames start with an Ethernet header.
@@ -140,83 +134,6 @@ def walk_block(
     return count
 
 
-def _open_socket(netns: str | None, kind: int) -> socket.socket:
-    """A packet socket that receives nothing yet, made in network namespace `netns`."""
-    if netns is None:
-        return _raw_socket(kind)
-    path = Path(netns) if "/" in netns else _NETNS_FOLDER / netns
-    made: list[socket.socket] = []
-    failed: list[BaseException] = []
-
-    def enter() -> None:
-        try:
-            with path.open("rb") as namespace:
-                libc = ctypes.CDLL(None, use_errno=True)
-                if libc.setns(namespace.fileno(), _CLONE_NEWNET) != 0:
-                    code = ctypes.get_errno()
-                    raise OSError(code, os.strerror(code))
-            made.append(_raw_socket(kind))
-        except FileNotFoundError:
-            failed.append(DinnetError(f"no network namespace {netns}: `ip netns list` shows those there are"))
-        except OSError as error:
-            failed.append(DinnetError(f"cannot enter network namespace {netns}: {error.strerror}; this needs root"))
-        except DinnetError as error:
-            failed.append(error)
-
-    # setns moves only the thread that calls it; a socket stays where it was made. A thread of its
-    # own means that nothing else of this process can be left in the wrong namespace.
-    thread = threading.Thread(target=enter, name="dinnet-netns")
-    thread.start()
-    thread.join()
-    if failed:
-        raise failed[0]
-    return made[0]
-
-
-def _raw_socket(kind: int) -> socket.socket:
-    try:
-        return socket.socket(socket.AF_PACKET, kind | socket.SOCK_CLOEXEC, 0)
-    except PermissionError as error:
-        raise DinnetError("live capture needs root or the capability CAP_NET_RAW: run it with sudo") from error
-    except OSError as error:
-        raise DinnetError(f"this kernel gives no packet sockets: {error.strerror}") from error
-
-
-def _interface_number(sock: socket.socket, interface: str, request: int) -> int:
-    """What an interface ioctl says in the first field of its answer: index, flags or hardware type."""
-    import fcntl
-
-    answer = fcntl.ioctl(sock.fileno(), request, struct.pack("16s24x", interface.encode()))
-    if request == _SIOCGIFINDEX:
-        return int(struct.unpack_from("i", answer, 16)[0])
-    return int(struct.unpack_from("H", answer, 16)[0])
-
-
-def _instruction(code: int, jump_true: int, jump_false: int, value: int) -> bytes:
-    return struct.pack("HBBI", code, jump_true, jump_false, value)
-
-
-def _attach_filter(sock: socket.socket, program: bytes) -> None:
-    text = ctypes.create_string_buffer(program, len(program))
-    sock.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("HP", len(program) // 8, ctypes.addressof(text)))
-
-
-def _capture_filter(loopback: bool, link_type: int, snaplen: int) -> bytes:
-    """Cut packets to `snaplen`; on loopback drop the copy seen on its way out, since each comes back in."""
-    program = b""
-    if loopback:
-        program += _instruction(_BPF_LD_ABS, 0, 0, _SKF_AD_PKTTYPE)
-        program += _instruction(_BPF_JEQ, 0, 1, _PACKET_OUTGOING)
-        program += _instruction(_BPF_RET, 0, 0, 0)
-    if link_type == LINKTYPE_RAW:
-        # Without a link header only the socket knows what a packet is.
-        program += _instruction(_BPF_LD_ABS, 0, 0, _SKF_AD_PROTOCOL)
-        program += _instruction(_BPF_JEQ, 2, 0, 0x0800)
-        program += _instruction(_BPF_JEQ, 1, 0, 0x86DD)
-        program += _instruction(_BPF_RET, 0, 0, 0)
-    return program + _instruction(_BPF_RET, 0, 0, snaplen)
-
-
 class PacketRing:
     """The packets of one interface, from `start` on.
 
@@ -259,7 +176,7 @@ class PacketRing:
         self._packets = 0
         self._dropped = 0
         self._counting = threading.Lock()
-        self._sock, self._where = _open_socket(netns, socket.SOCK_RAW), f" in namespace {netns}" if netns else ""
+        self._sock, self._where = open_socket(netns, socket.SOCK_RAW), f" in namespace {netns}" if netns else ""
         try:
             self.link_type = self._identify(netns)
             self._map()
@@ -276,9 +193,9 @@ class PacketRing:
         try:
             if not 1 <= len(name.encode()) <= _NAME_MAX:
                 raise OSError(errno.ENODEV, "")
-            self._index = _interface_number(self._sock, name, _SIOCGIFINDEX)
-            hardware = _interface_number(self._sock, name, _SIOCGIFHWADDR)
-            up = _interface_number(self._sock, name, _SIOCGIFFLAGS) & _IFF_UP
+            self._index = interface_number(self._sock, name, SIOCGIFINDEX)
+            hardware = interface_number(self._sock, name, SIOCGIFHWADDR)
+            up = interface_number(self._sock, name, SIOCGIFFLAGS) & _IFF_UP
         except OSError as error:
             raise DinnetError(f"no interface {name}{self._where}: `ip link` lists those there are") from error
         if not up:
@@ -292,7 +209,7 @@ class PacketRing:
                 "use an Ethernet, loopback or IP interface"
             )
         self._sock.close()
-        self._sock = _open_socket(netns, socket.SOCK_DGRAM)
+        self._sock = open_socket(netns, socket.SOCK_DGRAM)
         return LINKTYPE_RAW
 
     def _map(self) -> None:
@@ -327,7 +244,7 @@ class PacketRing:
         Raises:
             DinnetError: the interface is gone by now.
         """
-        _attach_filter(self._sock, _capture_filter(self._loopback, self.link_type, self.snaplen))
+        attach_filter(self._sock, capture_filter(self._loopback, self.link_type, self.snaplen))
         if promiscuous:
             member = struct.pack("iHH8x", self._index, _PACKET_MR_PROMISC, 0)
             with suppress(OSError):  # not every device can; what it delivers is captured
@@ -367,7 +284,7 @@ class PacketRing:
 
     def stop(self) -> None:
         """Take no more packets; those in the ring stay to be read, the last ones after `retire_ms`."""
-        _attach_filter(self._sock, _instruction(_BPF_RET, 0, 0, 0))
+        attach_filter(self._sock, drop_everything())
 
     def error(self) -> str | None:
         """What went wrong with the interface since the last call, as a line for the user; None where nothing did."""
@@ -376,7 +293,7 @@ class PacketRing:
             return None
         if code == errno.ENETDOWN:
             with suppress(OSError):
-                if _interface_number(self._sock, self.interface, _SIOCGIFINDEX) == self._index:
+                if interface_number(self._sock, self.interface, SIOCGIFINDEX) == self._index:
                     return f"interface {self.interface}{self._where} went down during the capture"
             return f"interface {self.interface}{self._where} was removed during the capture"
         return f"capture on {self.interface}{self._where} failed: {os.strerror(code)}"
