@@ -153,8 +153,9 @@ class _Programs:
 class _Table:
     """The sorted table of the largest flows, and the summary below it."""
 
-    def __init__(self, output: Output, view: View) -> None:
+    def __init__(self, output: Output, files: Sequence[str], view: View) -> None:
         self._output = output
+        self._files = files
         self._order = view.sort or "bytes"
         count = _TERMINAL_ROWS if view.top is None else view.top
         if view.top is None and not _on_terminal(view):
@@ -170,7 +171,7 @@ class _Table:
 
         console = _console(self._view)
         rows = self._top.rows()
-        parts = [flow_table(rows, console.width, self._top.seen, order=self._order)] if len(rows) else []
+        parts = [flow_table(rows, self._files, console.width, self._top.seen, order=self._order)] if len(rows) else []
         text = rendered(console, *parts, *([summary_panel(digest, captures)] if digest else []))
         self._output.write((text if text else "no flows\n").encode())
 
@@ -178,17 +179,18 @@ class _Table:
 class _Lines:
     """Every flow as an aligned line, as it ends: what a table is in a pipe or a file."""
 
-    def __init__(self, output: Output, view: View) -> None:
+    def __init__(self, output: Output, files: Sequence[str], view: View) -> None:
         from dinnet.report.table import plain_heading
 
         self._output = output
+        self._files = files
         self._view = view
         output.write(plain_heading().encode())
 
     def write(self, rows: Rows) -> None:
         from dinnet.report.table import plain_lines
 
-        self._output.write(plain_lines(rows).encode())
+        self._output.write(plain_lines(rows, self._files).encode())
 
     def finish(self, captures: Sequence[CaptureFacts], digest: Digest | None) -> None:
         if digest:
@@ -201,8 +203,8 @@ def _writer(output: Output, files: Sequence[str], view: View) -> _Programs | _Ta
     if view.format != "table":
         return _Programs(output, files, view)
     if _on_terminal(view) or view.sort is not None or view.top is not None:
-        return _Table(output, view)
-    return _Lines(output, view)
+        return _Table(output, files, view)
+    return _Lines(output, files, view)
 
 
 def _on_terminal(view: View) -> bool:

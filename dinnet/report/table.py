@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, Final
 
 from rich.columns import Columns
@@ -45,8 +46,8 @@ def endpoint(hi: int, lo: int, port: int, proto: int) -> str:
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
-def flow_cells(row: Any) -> tuple[str, ...]:
-    """One row as people read it, in the order of FLOW_HEADINGS."""
+def flow_cells(row: Any, files: Sequence[str]) -> tuple[str, ...]:
+    """One row as people read it, in the order of FLOW_HEADINGS; the file is empty where there is only one."""
     duration_us = int(row["last_us"]) - int(row["first_us"])
     proto = int(row["proto"])
     tags = [f"vlan {row['vlan']}"] if row["vlan"] else []
@@ -69,22 +70,27 @@ def flow_cells(row: Any) -> tuple[str, ...]:
         str(row["checkpoint"]),
         END_NAMES[int(row["end"])],
         "".join(tags).strip(),
+        Path(files[int(row["file"])]).name if len(files) > 1 else "",
     )
 
 
 FLOW_HEADINGS: Final = (
     *("from", "to", "proto", "class", "conf.", "packets", "bytes", "duration", "streaming", "first"),
-    *("model", "checkpoint", "end", "tags"),
+    *("model", "checkpoint", "end", "tags", "file"),
 )
 _RIGHT: Final = {"conf.", "packets", "bytes", "duration", "checkpoint"}
 #: Left out first to last until the table fits the terminal.
-_EXPENDABLE: Final = ("tags", "checkpoint", "end", "first", "model", "streaming", "duration", "proto")
+_EXPENDABLE: Final = ("tags", "file", "checkpoint", "end", "first", "model", "streaming", "duration", "proto")
 
 
-def flow_table(rows: Rows, width: int, seen: int, *, order: str) -> RenderableType:
+def flow_table(rows: Rows, files: Sequence[str], width: int, seen: int, *, order: str) -> RenderableType:
     """The rows as a table that fits `width` columns; `seen` is how many there were altogether."""
-    cells = [flow_cells(row) for row in rows]
-    shown = [name for name in FLOW_HEADINGS if name != "tags" or any(cell[-1] for cell in cells)]
+    cells = [flow_cells(row, files) for row in rows]
+    shown = [
+        name
+        for place, name in enumerate(FLOW_HEADINGS)
+        if name not in ("tags", "file") or any(cell[place] for cell in cells)
+    ]
     widths = {name: max([len(name)] + [len(cell[place]) for cell in cells]) for place, name in enumerate(FLOW_HEADINGS)}
     for name in _EXPENDABLE:
         if sum(widths[kept] + 2 for kept in shown) <= width:
@@ -107,10 +113,12 @@ def flow_table(rows: Rows, width: int, seen: int, *, order: str) -> RenderableTy
     return table
 
 
-def plain_lines(rows: Rows) -> str:
+def plain_lines(rows: Rows, files: Sequence[str]) -> str:
     """The rows as lines of aligned cells, for a pipe: they can be written batch by batch."""
     return "".join(
-        "  ".join(_aligned(name, cell) for name, cell in zip(FLOW_HEADINGS, flow_cells(row), strict=True)).rstrip()
+        "  ".join(
+            _aligned(name, cell) for name, cell in zip(FLOW_HEADINGS, flow_cells(row, files), strict=True)
+        ).rstrip()
         + "\n"
         for row in rows
     )
@@ -120,7 +128,17 @@ def plain_heading() -> str:
     return "  ".join(_aligned(name, name) for name in FLOW_HEADINGS).rstrip() + "\n"
 
 
-_WIDTHS: Final = {"from": 27, "to": 27, "proto": 5, "class": 12, "packets": 11, "bytes": 8, "duration": 12, "end": 7}
+_WIDTHS: Final = {
+    "from": 27,
+    "to": 27,
+    "proto": 5,
+    "class": 12,
+    "packets": 11,
+    "bytes": 8,
+    "duration": 12,
+    "end": 7,
+    "tags": 12,
+}
 
 
 def _aligned(name: str, cell: str) -> str:
@@ -193,7 +211,7 @@ def capture_lines(facts: Sequence[CaptureFacts]) -> list[tuple[str, str]]:
     else:
         failed = f", {sum(1 for fact in facts if fact.error)} failed" if any(fact.error for fact in facts) else ""
         lines.append(("captures", f"{len(facts)}{failed}"))
-    lines.append(("format", ", ".join(sorted({fact.format for fact in read if fact.format}))))
+    lines.append(("format", "; ".join(sorted({fact.format for fact in read if fact.format}))))
     lines.append(("link types", ", ".join(sorted({link for fact in read for link in fact.link_types}))))
     first = [fact.first_us for fact in read if fact.first_us is not None]
     last = [fact.last_us for fact in read if fact.last_us is not None]
