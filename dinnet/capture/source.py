@@ -234,7 +234,7 @@ class _ReadAhead:
 
 
 class _Gunzip:
-    """Gzip members one after another. Unlike the standard library's file object, it hands out all bytes before a cut."""
+    """Gzip members one after another. Unlike the standard library's file object, it gives all bytes before a cut."""
 
     def __init__(self, compressed: Any) -> None:
         self._compressed = compressed
