@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 #: Seconds between two looks for flows that have become idle, and between two pictures.
 _EXPIRE_S: Final = 0.25
 _REFRESH_S: Final = 1.0
+_UNLIMITED_WIDTH: Final = 200
 #: Chunks of records that may wait to be classified; then packets wait in the ring, which counts its drops.
 _CHUNKS_WAITING: Final = 64
 _RECORDS_AT_ONCE: Final = 4096
@@ -269,7 +270,8 @@ def _show_table(run: _Run, duration: float | None, count: int | None, top: int) 
     from dinnet.cli.live_view import final_table, screen
 
     board = FlowBoard()
-    console = Console()
+    # A file or a pipe has no width: leave room for every column.
+    console = Console(width=None if sys.stdout.isatty() else _UNLIMITED_WIDTH)
     meter = _Meter(run)
     with ExitStack() as stack:
         picture = None
@@ -279,8 +281,8 @@ def _show_table(run: _Run, duration: float | None, count: int | None, top: int) 
             if rows is not None:
                 board.add(rows)
             elif picture:
-                picture.update(screen(meter.tick(board), board, console.height), refresh=True)
-    console.print(final_table(meter.total(), board, top))
+                picture.update(screen(meter.tick(board), board, console.width, console.height), refresh=True)
+    console.print(final_table(meter.total(), board, console.width, top))
 
 
 class _Meter:

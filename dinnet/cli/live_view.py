@@ -24,8 +24,12 @@ _CLASS_STYLES: Final = {
     "unclassified": "dim",
 }
 #: Lines of a screen that are not flows: header, table frames and titles, and a row a class.
-_OTHER_LINES: Final = 12 + len(CLASS_NAMES)
+_OTHER_LINES: Final = 8 + len(CLASS_NAMES)
 _FEWEST_FLOWS: Final = 5
+#: Columns that a narrow terminal does without, in this order.
+_DROPPED_FIRST: Final = ("seconds", "packets", "proto", "bytes")
+_GAP: Final = 2
+_LEAST_ADDRESS: Final = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +67,10 @@ def header(reading: Reading) -> str:
 
 def class_table(sums: ClassSums) -> Table:
     """Flows, packets and bytes of each class."""
+    from rich import box
     from rich.table import Table
 
-    table = Table(title="By class", title_justify="left", expand=False)
+    table = Table(title="By class", title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
     table.add_column("class", no_wrap=True)
     for name in ("flows", "packets", "bytes", "share"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -81,58 +86,69 @@ def class_table(sums: ClassSums) -> Table:
     return table
 
 
-def flow_table(title: str, rows: Rows, rates: NDArray[np.float64] | None = None) -> Table:
-    """A row a flow; `rates` in bytes per second."""
+def flow_table(title: str, rows: Rows, width: int, rates: NDArray[np.float64] | None = None) -> Table:
+    """A row a flow, with as many of the columns as `width` has room for; `rates` in bytes per second."""
+    from rich import box
+    from rich.markup import escape
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left", expand=False)
-    table.add_column("from", overflow="fold")
-    table.add_column("to", overflow="fold")
-    table.add_column("proto", no_wrap=True)
-    table.add_column("class", no_wrap=True)
-    for name in ("confidence", "rate", "bytes", "packets", "seconds"):
-        if name != "rate" or rates is not None:
-            table.add_column(name, justify="right", no_wrap=True)
-    for index, row in enumerate(rows):
-        name = CLASS_NAMES[row["class_id"]]
-        tag = f" vlan {row['vlan']}" if row["vlan"] else ""
-        cells = [
-            _endpoint(row, "src", row["sport"]) + tag,
-            _endpoint(row, "dst", row["dport"]),
-            protocol_name(int(row["proto"])),
-            f"[{_CLASS_STYLES[name]}]{name}[/]",
-            f"{row['confidence']:.2f}",
-        ]
-        if rates is not None:
-            cells.append(amount(8 * rates[index], "bit/s"))
-        cells += [amount(int(row["bytes"]), "B"), f"{row['packets']:,}", f"{_seconds(row):.1f}"]
-        table.add_row(*cells)
+    columns = {
+        "from": [_endpoint(row, "src", row["sport"]) + _tag(row) for row in rows],
+        "to": [_endpoint(row, "dst", row["dport"]) for row in rows],
+        "proto": [protocol_name(int(row["proto"])) for row in rows],
+        "class": [CLASS_NAMES[row["class_id"]] for row in rows],
+        "conf.": [f"{row['confidence']:.2f}" for row in rows],
+        "rate": [] if rates is None else [amount(8 * rate, "bit/s") for rate in rates],
+        "bytes": [amount(int(row["bytes"]), "B") for row in rows],
+        "packets": [f"{row['packets']:,}" for row in rows],
+        "seconds": [f"{int(row['last_us'] - row['first_us']) / 1e6:.1f}" for row in rows],
+    }
+    if rates is None:
+        del columns["rate"]
+    for name in _DROPPED_FIRST:
+        if sum(max(map(len, [head, *cells])) + _GAP for head, cells in columns.items()) <= width:
+            break
+        if not (rates is None and name == "bytes"):
+            del columns[name]
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    for head in columns:
+        if head in ("from", "to"):
+            table.add_column(head, overflow="fold", min_width=_LEAST_ADDRESS)
+        else:
+            text = head in ("proto", "class")
+            table.add_column(head, justify="left" if text else "right", no_wrap=True)
+    for cells in zip(*columns.values(), strict=True):
+        table.add_row(
+            *(f"[{_CLASS_STYLES[cell]}]{cell}[/]" if cell in _CLASS_STYLES else escape(cell) for cell in cells)
+        )
     return table
 
 
-def screen(reading: Reading, board: FlowBoard, height: int) -> RenderableType:
+def screen(reading: Reading, board: FlowBoard, width: int, height: int) -> RenderableType:
     """What the terminal shows while packets come in."""
     from rich.console import Group
     from rich.text import Text
 
     rows, rates = board.busiest(max(_FEWEST_FLOWS, height - _OTHER_LINES))
-    return Group(Text(header(reading)), class_table(board.sums()), flow_table("Busiest flows", rows, rates))
+    flows = flow_table("Busiest flows", rows, width, rates)
+    return Group(Text(header(reading)), class_table(board.sums()), flows)
 
 
-def final_table(reading: Reading, board: FlowBoard, count: int) -> RenderableType:
+def final_table(reading: Reading, board: FlowBoard, width: int, count: int) -> RenderableType:
     """What stays on the terminal when the capture has ended and no flow is under way."""
     from rich.console import Group
     from rich.text import Text
 
-    return Group(Text(header(reading)), class_table(board.sums()), flow_table("Largest flows", board.largest(count)))
+    flows = flow_table("Largest flows", board.largest(count), width)
+    return Group(Text(header(reading)), class_table(board.sums()), flows)
 
 
 def _endpoint(row: np.void, side: str, port: int) -> str:
     address = format_address(int(row[f"{side}_hi"]), int(row[f"{side}_lo"]))
     if row["sport"] == row["dport"] == 0:  # a protocol without ports
         return address
-    return f"\\[{address}]:{port}" if ":" in address else f"{address}:{port}"
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
-def _seconds(row: np.void) -> float:
-    return int(row["last_us"] - row["first_us"]) / 1e6
+def _tag(row: np.void) -> str:
+    return f" vlan {row['vlan']}" if row["vlan"] else ""

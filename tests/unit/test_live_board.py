@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import io
+import re
+
 import numpy as np
 import pytest
+from rich.console import Console
 
 from dinnet.cli.live_board import FlowBoard
-from dinnet.cli.live_view import amount
+from dinnet.cli.live_view import amount, flow_table
 from dinnet.flows.record import End
 from dinnet.report.rows import ROW_DTYPE, Rows
 
@@ -101,3 +105,28 @@ def test_many_flows_come_and_go() -> None:
 )  # fmt: skip
 def test_amounts(value: float, text: str) -> None:
     assert amount(value, "B") == text
+
+
+def _shown(rows: Rows, width: int, rates: np.ndarray | None = None) -> list[str]:
+    console = Console(width=width, file=io.StringIO(), color_system=None)
+    with console.capture() as capture:
+        console.print(flow_table("Flows", rows, width, rates))
+    return [line.rstrip() for line in capture.get().splitlines() if line.strip()]
+
+
+def test_narrow_terminals_lose_columns_not_addresses() -> None:
+    rows = _rows((40000, 2_900_000, _UNCLASSIFIED, End.LIVE))
+    rows["src_lo"], rows["dst_lo"] = 0xFFFF_C0A8_6464, 0xFFFF_C0A8_C8C8
+    rows["dport"], rows["proto"], rows["confidence"], rows["last_us"] = 50000, 6, 0.87, 12_340_000
+    rates = np.array([125_000.0])
+    there = r"192\.168\.100\.100:40000\s+192\.168\.200\.200:50000"
+    wide = _shown(rows, 120, rates)[-1]
+    assert re.fullmatch(there + r"\s+tcp\s+unclassified\s+0\.87\s+1\.0 Mbit/s\s+2\.9 MB\s+29,000\s+12\.3", wide.strip())
+    narrow = _shown(rows, 80, rates)
+    assert re.fullmatch(there + r"\s+unclassified\s+0\.87\s+1\.0 Mbit/s", narrow[-1].strip())
+    assert re.fullmatch(there + r"\s+unclassified\s+0\.87\s+2\.9 MB", _shown(rows, 75)[-1].strip())
+    assert all(len(line) <= 80 for line in narrow)
+    rows["vlan"], rows["dst_hi"] = 42, 1
+    text = "\n".join(_shown(rows, 80, rates))
+    assert "vlan" in text and "unclassified" in text and "1.0 Mbit/s" in text
+    assert "[::1:0:ffff:c0a8:c8c8]" in text, "the brackets of an IPv6 address are no markup"
