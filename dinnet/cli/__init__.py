@@ -16,6 +16,7 @@ EXIT_INTERRUPTED = 128 + 2  # as a shell reports SIGINT
 EXIT_BROKEN_PIPE = 128 + 13  # as a shell reports SIGPIPE
 
 _NOUNS: Final = {
+    "demo": Part("dinnet.cli.demo", "app", "Record a short labelled capture, classify it, score the classes."),
     "classify": Part("dinnet.cli.classify", "app", "Tell the flows of LLM inference apart, from a capture or live."),
     "train": Part("dinnet.cli.train", "app", "Train a classifier on a corpus of labelled flow records."),
     "evaluate": Part("dinnet.cli.evaluate", "app", "Score a classifier on scenarios it has never seen."),

@@ -1,0 +1,90 @@
+"""`dinnet demo`: record, classify, and hold the classes against what the senders say they sent."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from dinnet.errors import DinnetError
+
+app = typer.Typer(context_settings={"help_option_names": ["-h", "--help"]})
+
+#: A capture of the same scenario, recorded before, for machines where none can be recorded.
+_SAMPLE: Final = Path(__file__).resolve().parents[2] / "examples"
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option("--out", "-o", file_okay=False, help="Folder for all that it makes.")] = Path(
+        "out/demo"
+    ),
+    sample: Annotated[bool, typer.Option("--sample", help="Use the recorded sample instead of recording.")] = False,
+) -> None:
+    """Record a short labelled capture between network namespaces, classify it, and score the classes.
+
+    Without root, or on a kernel that lacks what the testbed needs, the recorded sample is classified instead.
+    """
+    from dinnet.cli import classify, testbed
+
+    out.mkdir(parents=True, exist_ok=True)
+    capture, labels = out / "demo.pcap", out / "demo.labels.jsonl"
+    if not sample:
+        try:
+            testbed.demo(out)
+        except DinnetError as error:
+            typer.echo(f"skipped: recording a capture here ({error})")
+            sample = True
+    if sample:
+        capture = _take_sample(out)
+        labels = out / "sample.labels.jsonl"
+        typer.echo(f"classifying the recorded sample {capture}")
+    report = out / "report.html"
+    classify.pcap([str(capture)], summary=True, top=25, html=report)
+    typer.echo()
+    _print_score(capture, labels)
+    typer.echo(f"report with plots: {report}")
+
+
+def _take_sample(out: Path) -> Path:
+    try:
+        for name in ("sample.pcap.gz", "sample.labels.jsonl"):
+            shutil.copyfile(_SAMPLE / name, out / name)
+    except OSError as error:
+        raise DinnetError(
+            f"no recorded sample here ({error.filename}): run it in a clone"
+        ) from error
+    return out / "sample.pcap.gz"
+
+
+def _print_score(capture: Path, labels: Path) -> None:
+    """Print what became of each kind of traffic, a row for each kind, a flow counted once."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from dinnet.classifier import CLASSES, Classifier
+    from dinnet.classifier.corpus import GROUPS
+    from dinnet.classifier.evaluate import N_CLASSES, count
+    from dinnet.flows import read_records
+    from dinnet.testbed.labels import join, read_labels
+
+    joined = join(read_records(capture), read_labels(labels), {})
+    labelled = joined.labelled
+    scores = count(labelled.group, Classifier.load().classify(labelled.records)["class_id"])
+    table = Table(title=f"classes against the senders' labels, {len(labelled)} flows")
+    table.add_column("sent as")
+    for name in CLASSES:
+        table.add_column(name, justify="right")
+    for name in ("precision", "recall", "F1"):
+        table.add_column(name, justify="right")
+    for row, group in enumerate(GROUPS):
+        figures = ["", "", ""]
+        if row < N_CLASSES:
+            figures = [f"{values[row]:.3f}" for values in (scores.precision, scores.recall, scores.f1)]
+        cells = [f"[bold]{n}[/]" if n else "." for n in scores.confusion[row]]
+        table.add_row(group if row < N_CLASSES else "other (not inference)", *cells, *figures)
+    console = Console()
+    console.print(table)
+    console.print(f"macro-F1 over the four classes: {scores.macro_f1:.3f}", highlight=False)
