@@ -96,12 +96,14 @@ def present(
     with ExitStack() as stack:
         page = stack.enter_context(atomic_output(view.html)) if view.html else None
         output = stack.enter_context(atomic_output(view.out) if view.out else standard_output())
-        writer = _writer(output, files, view)
         stack.enter_context(closing(items))
+        # Made late: a run that fails at once writes nothing, not even a heading.
+        writer: _Programs | _Table | _Lines | None = None
         for item in items:
             if isinstance(item, Finished):
                 _take_facts(item.facts, captures, notify, only=len(files) == 1)
                 continue
+            writer = writer or _writer(output, files, view)
             writer.write(item)
             if digest:
                 digest.add(ended(item, settings.checkpoint))
@@ -111,6 +113,7 @@ def present(
             from dinnet.report.html import html_report
 
             page.write(html_report(digest, captures).encode())
+        writer = writer or _writer(output, files, view)
         writer.finish(captures, digest if view.summary else None)
     return captures
 
