@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, ClassVar
 
 import typer
@@ -130,6 +126,7 @@ def pcap(
     Exit codes: 0 good; 1 a capture or the output failed (other captures are still shown); 2 wrong use.
     """
     from dinnet.report.inputs import find_captures
+    from dinnet.report.interrupt import interruptible
     from dinnet.report.output import is_terminal
     from dinnet.report.pipeline import Settings
     from dinnet.report.progress import progress_bar
@@ -160,7 +157,7 @@ def pcap(
         min_confidence=min_confidence,
     )
     settings.flow_options()  # refuses impossible timeouts before anything is opened
-    with terminable(), progress_bar(files) as (console, on_progress):
+    with interruptible(), progress_bar(files) as (console, on_progress):
 
         def notify(message: str) -> None:
             line = f"dinnet: {message}"
@@ -173,21 +170,3 @@ def pcap(
         done = present(files, items, view, settings, notify)
     if exit_code(done):
         raise typer.Exit(1)
-
-
-class _Terminated(SystemExit):
-    """SIGTERM came: leave as Ctrl-C does, cleaning up on the way."""
-
-
-@contextmanager
-def terminable() -> Iterator[None]:
-    """Turn SIGTERM into an exception, so that no half-written file stays behind."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise _Terminated(128 + number)
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
@@ -184,8 +184,17 @@ def classify_capture(
 
 def _open_capture() -> Source:
     from dinnet.capture import open_capture
+    from dinnet.report.interrupt import stream_or_path
 
-    return open_capture
+    @contextmanager
+    def opened(source: str, *, tunnel: Tunnel) -> Iterator[Any]:
+        with ExitStack() as stack:
+            stream: Any = stream_or_path(source)
+            if not isinstance(stream, str):
+                stack.callback(stream.close)
+            yield stack.enter_context(open_capture(stream, tunnel=tunnel))
+
+    return opened
 
 
 def _capture_records() -> Meter:
