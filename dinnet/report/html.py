@@ -95,7 +95,7 @@ def _align(name: str) -> str:
 
 
 def _flows(digest: Digest, names: Sequence[str]) -> str:
-    cells = [flow_cells(row, names) for row in digest.top.rows()]
+    cells = list(flow_cells(digest.top.rows(), names))
     shown = [place for place, name in enumerate(FLOW_HEADINGS) if any(line[place] for line in cells)]
     place_of_class = FLOW_HEADINGS.index("class")
     lines = []
