@@ -56,7 +56,7 @@ class Connection:
         described: Mapping[str, Any],
     ) -> None:
         self._reader, self._writer, self._opened_us, self._host = reader, writer, opened_us, host
-        self._log, self._described = log, described
+        self._log, self._described = log, dict(described)
         self.requests = 0
 
     @classmethod

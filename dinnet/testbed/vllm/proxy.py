@@ -174,7 +174,7 @@ class _Worker:
             "large_model": False,
         }
         prefilled = await self._post(self._prefill, path, prefill_body(body), described)
-        described |= {
+        described = described | {  # a new one: the first belongs to the prefill connection's label
             "group": "decode",
             "transport": "vllm/tokens-sse" if conversation.streaming else "vllm/tokens-http-json",
             "streaming": conversation.streaming,

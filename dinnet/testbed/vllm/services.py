@@ -16,7 +16,7 @@ from dinnet.testbed.workloads.base import LabelLog
 Endpoint = tuple[str, int]
 
 _RANGE: Final = re.compile(rb"^range: *bytes=(\d+)-(\d+)\r?$", re.IGNORECASE | re.MULTILINE)
-_TOUCH: Final = "Accept: application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
+_SCRAPE_ACCEPT: Final = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
 
 
 async def scrape(
@@ -24,7 +24,7 @@ async def scrape(
 ) -> None:
     """Read /metrics of all servers every `every_s` seconds, as Prometheus does, on kept or on fresh connections."""
     described = {"group": "control", "transport": "vllm/metrics-http"}
-    fields = {"Accept": _TOUCH.removeprefix("Accept: "), "X-Prometheus-Scrape-Timeout-Seconds": "10"}
+    fields = {"Accept": _SCRAPE_ACCEPT, "X-Prometheus-Scrape-Timeout-Seconds": "10"}
     kept: dict[Endpoint, Connection] = {}
     try:
         while not until():
