@@ -61,6 +61,11 @@ class Scores:
         """Of the records that are not inference, the part called prefill or decode."""
         return float(_divide(self.confusion[4, :2].sum(keepdims=True), self.support[4:])[0])
 
+    @property
+    def unclassified(self) -> float:
+        """Of the inference records, the part that got no class."""
+        return float(_divide(self.confusion[:4, 4].sum(keepdims=True), self.support[:4].sum(keepdims=True))[0])
+
     def as_dict(self) -> dict[str, Any]:
         """Plain numbers for JSON; NaN as null."""
         return {
@@ -205,7 +210,8 @@ def _by_checkpoint(labelled: LabelledRecords, class_id: NDArray[np.uint8]) -> li
                     "records": int(mask.sum()),
                     "accuracy": right / int(mask.sum()),
                     "macro_f1": _plain(scores.macro_f1),
-                    "unclassified": float(np.mean(class_id[mask] == 4)),
+                    # Of the inference records only: for other traffic it is the right answer.
+                    "unclassified": _plain(scores.unclassified),
                 }
             )
     return rows
@@ -228,7 +234,9 @@ def _by_name(
 
 
 def _divide(part: NDArray[Any], whole: NDArray[Any]) -> NDArray[np.float64]:
-    return np.divide(part, whole, out=np.full(np.shape(part), np.nan), where=np.asarray(whole) > 0)
+    quotient = np.full(np.shape(part), np.nan)
+    np.divide(part, whole, out=quotient, where=np.asarray(whole) > 0)
+    return quotient
 
 
 def _plain(value: Any) -> float | None:

@@ -1,0 +1,53 @@
+"""`dinnet train`: a classifier from labelled flow records."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
+
+
+@app.command()
+def train(
+    corpus: Annotated[list[Path], typer.Argument(help="Corpus files (.npz), or folders of them.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the model.")] = Path("models/default"),
+    config: Annotated[
+        Path | None, typer.Option("--config", "-c", help="The recipe (YAML): what is held out, forests, weights.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Overrides the recipe's seed.", min=0)] = None,
+    jobs: Annotated[int, typer.Option("--jobs", "-j", help="Processor cores to use; 0: all.", min=0)] = 0,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Train and score, write nothing.")] = False,
+) -> None:
+    """Train a classifier on a corpus of labelled flow records.
+
+    Whole scenarios are held out (transports, models, links), and the scores are those on them.
+    """
+    from dinnet.classifier.card import write_trained
+    from dinnet.classifier.corpus import load_corpus
+    from dinnet.classifier.train import TrainOptions
+    from dinnet.classifier.train import train as train_model
+    from dinnet.cli.evaluate import print_parts
+    from dinnet.errors import DinnetError
+
+    options = TrainOptions() if config is None else TrainOptions.read(config)
+    if seed is not None:
+        options = options.model_copy(update={"seed": seed})
+    labelled = load_corpus(corpus)
+
+    def tell(text: str) -> None:
+        typer.echo(text, err=True)
+
+    try:
+        trained = train_model(labelled, options, jobs=jobs or None, progress=tell)
+        if not dry_run:
+            write_trained(out, trained)
+            tell(f"wrote {out}")
+    except ImportError as error:
+        raise DinnetError(f"training needs {error.name}: pip install 'dinnet[train]'") from error
+    parts = dict(trained.scores["test"])
+    if trained.scores["cross_validation"] is not None:
+        parts["cross-validation"] = trained.scores["cross_validation"]
+    print_parts(parts)
