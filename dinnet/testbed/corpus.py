@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ from dinnet.testbed.scenario import Scenario
 from dinnet.testbed.workloads.base import Workload
 
 _FAILED: Final = "failed"  # folder of what failed scenarios left behind
+_WORKING: Final = ".recording-"
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,9 @@ def record_corpus(
     A scenario that fails is told as such, its logs are kept under `out`/failed, and the next one is recorded;
     another call records what is missing.
     """
-    work = out / ".recording"
+    # A folder of this process's own: two recorders may fill one corpus.
+    _remove_abandoned(out)
+    work = out / f"{_WORKING}{os.getpid()}"
     for number, scenario in enumerate(scenarios, start=1):
         target = corpus_file(out, scenario)
         if complete(target, scenario):
@@ -99,6 +103,14 @@ def record_corpus(
             shutil.rmtree(work, ignore_errors=True)
         shutil.rmtree(out / _FAILED / scenario.name, ignore_errors=True)
         yield Progress(scenario, number, len(scenarios), time.monotonic() - started, joined, recording)
+
+
+def _remove_abandoned(out: Path) -> None:
+    """Remove the working folders of recorders that were killed."""
+    for folder in out.glob(f"{_WORKING}*"):
+        owner = folder.name.removeprefix(_WORKING)
+        if not owner.isdigit() or not Path("/proc", owner).exists():
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _keep(recording: Recording, folder: Path) -> None:
