@@ -70,6 +70,11 @@ def card(trained: Trained, picture_names: list[str]) -> str:
     lines += ["## Pictures", *(f"![{name.removesuffix('.png').replace('-', ' ')}]({name})" for name in picture_names)]
     lines += [
         "",
+        "## Files",
+        "`model.json` and `forest.npz` are what serving reads. `forest.skops` holds the scikit-learn forests: "
+        "`skops.io.load` asks to trust `sklearn.tree._tree.Tree`, whose node numbers scikit-learn follows unchecked: "
+        "let `dinnet evaluate` compare the hashes first. `scores.json` holds all figures of this card and more.",
+        "",
         "## Limits",
         "Recorded between network namespaces on one machine: the kernel's own TCP over limited, delayed and lossy "
         "links, not a data centre's switches. Traffic that carries several kinds over one connection gets the "

@@ -1,3 +1,5 @@
+# mypy: disallow-untyped-defs=False, disallow-untyped-calls=False, check-untyped-defs=False
+# (numba infers the types of kernels from their arguments)
 """The compiled engine that serves a random forest.
 
 Answers equal scikit-learn's: a comparison takes the same branch for every float32 input, and leaf
@@ -20,10 +22,11 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from numba import njit, uint32, uint64
+from numba import uint32, uint64
 from numpy.typing import NDArray
 
 from dinnet.errors import DinnetError, UsageError
+from dinnet.jit import compiled
 
 if TYPE_CHECKING:
     from sklearn.ensemble import RandomForestClassifier
@@ -230,8 +233,8 @@ def _pack(arrays: ForestArrays, columns: NDArray[np.uint64]) -> tuple[NDArray[np
     return nodes, np.where(is_leaf, arrays.left, np.uint32(0)).astype(np.uint32)
 
 
-@njit(cache=True, nogil=True, inline="always")
-def _ordered(bits):  # type: ignore[no-untyped-def]
+@compiled
+def _ordered(bits):
     """An unsigned integer with the order of the float32 that `bits` are of; both zeros are one."""
     if bits >> uint32(31):
         # Minus zero becomes zero's key: ~0x80000000 + 1.
@@ -239,16 +242,16 @@ def _ordered(bits):  # type: ignore[no-untyped-def]
     return bits | uint32(0x80000000)
 
 
-@njit(cache=True, nogil=True, inline="always")
-def _step(nodes, base, at, keys, row):  # type: ignore[no-untyped-def]
+@compiled
+def _step(nodes, base, at, keys, row):
     """The node that comes after `at` of the tree at `base` for the row whose keys begin at `row`."""
     node = nodes[base + uint64(at)]
     key = keys[row + ((node >> uint64(24)) & uint64(0xFF))]
     return uint32(node & uint64(0xFFFFFF)) + uint32(key > uint32(node >> uint64(32)))
 
 
-@njit(cache=True, nogil=True)
-def _walk_rows(bits, nodes, starts, depth, leaf_of, leaf_values, out):  # type: ignore[no-untyped-def]
+@compiled
+def _walk_rows(bits, nodes, starts, depth, leaf_of, leaf_values, out):
     """Many rows: add up the leaf values of all trees in `out` and divide by their number."""
     n, width = bits.shape
     trees = starts.shape[0]
@@ -288,8 +291,8 @@ def _walk_rows(bits, nodes, starts, depth, leaf_of, leaf_values, out):  # type: 
             out[i, c] /= trees
 
 
-@njit(cache=True, nogil=True)
-def _walk_trees(bits, nodes, starts, depth, leaf_of, leaf_values, out):  # type: ignore[no-untyped-def]
+@compiled
+def _walk_trees(bits, nodes, starts, depth, leaf_of, leaf_values, out):
     """A few rows: the same sums in the same order, but all trees of a row step down together."""
     n, width = bits.shape
     trees = starts.shape[0]

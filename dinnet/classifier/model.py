@@ -1,3 +1,5 @@
+# mypy: disallow-untyped-defs=False, disallow-untyped-calls=False, check-untyped-defs=False
+# (numba infers the types of kernels from their arguments)
 """From flow records to verdicts: what everything that decides by class calls."""
 
 from __future__ import annotations
@@ -6,13 +8,13 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from dinnet.classifier.forest import Forest
 from dinnet.classifier.modelfile import ModelFile, default_folder, read_model
 from dinnet.flows.features import FEATURE_NAMES, features
 from dinnet.flows.record import Records
+from dinnet.jit import compiled
 
 #: The verdicts, in the order of `class_id`.
 CLASSES: Final = ("prefill", "decode", "control", "data", "unclassified")
@@ -90,8 +92,8 @@ class Classifier:
             verdicts[name][rows] = self._forests[name].predict(chosen, threads)[:, 1]
 
 
-@njit(cache=True, nogil=True)
-def _decide(probabilities, threshold, verdicts):  # type: ignore[no-untyped-def]
+@compiled
+def _decide(probabilities, threshold, verdicts):
     """Fill the verdicts, the other outputs with NaN; return how many are prefill or decode."""
     inference = 0
     for i in range(probabilities.shape[0]):

@@ -53,17 +53,26 @@ class HeldOut:
 def split(labelled: LabelledRecords, held_out: HeldOut) -> tuple[NDArray[np.bool_], dict[str, NDArray[np.bool_]]]:
     """The training mask, and the test masks by name.
 
-    Training records share no held-out transport, model, link or scenario with any test record. Test masks:
-    "held-out" (all of them), and "held-out transports", "... models", "... links", "... scenarios" apart.
+    Training records share no held-out transport, model, link or scenario with any test record, and none comes from
+    a scenario recorded for judging (manifest: "split": "held_out"). Test masks: "held-out" (all but what is held out
+    as a whole scenario), and "held-out transports", "... models", "... links", "... scenarios" apart. A scenario
+    recorded to judge one attribute ("unseen": ["model"]) belongs to that part with its background traffic.
     """
     masks = held_out.masks(labelled)
-    everything = np.zeros(len(labelled), np.bool_)
+    scenarios = labelled.scenarios
+    index = labelled.scenario_index
+    for_judging = np.array([manifest.get("split") == "held_out" for manifest in scenarios])
+    test = for_judging[index]
     for mask in masks.values():
-        everything |= mask
+        test = test | mask
     # A scenario kept out as a whole is a question of its own (real software instead of a replay of it).
-    parts = {"held-out": everything & ~masks["scenarios"]}
-    parts |= {f"held-out {name}": mask & (~masks["scenarios"] | (name == "scenarios")) for name, mask in masks.items()}
-    return ~everything, parts
+    whole = masks["scenarios"]
+    parts = {"held-out": test & ~whole}
+    for kind in ("transports", "models", "links"):
+        unseen = np.array([kind[:-1] in manifest.get("unseen", ()) for manifest in scenarios])
+        parts[f"held-out {kind}"] = (masks[kind] | (unseen & for_judging)[index]) & ~whole
+    parts["held-out scenarios"] = whole
+    return ~test, parts
 
 
 def folds(labelled: LabelledRecords, number: int) -> NDArray[np.int64]:

@@ -69,13 +69,22 @@ class TrainOptions(BaseModel):
 
     @classmethod
     def read(cls, path: Path) -> TrainOptions:
-        """Options from a YAML file; DinnetError with file and reason for an unknown key or an impossible value."""
-        try:
-            document = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-        except OSError as error:
-            raise DinnetError(f"{path}: cannot be read: {error.strerror or error}") from error
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise DinnetError(f"{path}: not YAML ({' '.join(str(error).split())})") from error
+        """Options from a YAML file; DinnetError with file and reason for an unknown key or an impossible value.
+
+        `held_out.plan` names a recording plan (relative to the file) whose held-out names are taken too. The file may
+        itself be a recording plan: then its held-out names are taken and everything else is as by default.
+        """
+        document = _read_yaml(path)
+        if isinstance(document, dict):
+            if "workloads" in document:
+                document = {"held_out": _names_of_plan(document)}
+            elif isinstance(held_out := document.get("held_out"), dict) and "plan" in held_out:
+                plan = _read_yaml(Path(path).parent / str(held_out["plan"]))
+                merged = _names_of_plan(plan if isinstance(plan, dict) else {})
+                for kind, names in held_out.items():
+                    if kind != "plan":
+                        merged[kind] = [*merged.get(kind, []), *names] if isinstance(names, list) else names
+                document = {**document, "held_out": merged}
         try:
             return cls.model_validate({} if document is None else document)
         except ValidationError as error:
@@ -88,6 +97,22 @@ class TrainOptions(BaseModel):
             if name not in FEATURE_NAMES:
                 raise UsageError(f"exclude_features: there is no feature {name!r} (dinnet features explain lists them)")
         return tuple(name for name in features_for(self.absent_fields) if name not in self.exclude_features)
+
+
+def _read_yaml(path: Path) -> Any:
+    try:
+        return yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DinnetError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise DinnetError(f"{path}: not YAML ({' '.join(str(error).split())})") from error
+
+
+def _names_of_plan(plan: dict[str, Any]) -> dict[str, Any]:
+    """What a recording plan (`dinnet testbed record`) holds out; its own checks have seen to the names."""
+    held_out = plan.get("held_out", {})
+    kinds = ("transports", "models", "links")
+    return {kind: held_out[kind] for kind in kinds if isinstance(held_out, dict) and kind in held_out}
 
 
 @dataclass(frozen=True)
@@ -111,7 +136,8 @@ def train(
     jobs = jobs or os.cpu_count() or 1
     held_out = HeldOut(**options.held_out.model_dump())
     if unused := held_out.unused(labelled):
-        raise UsageError(f"held_out names what the corpus doesn't have: {'; '.join(unused)}")
+        # Not an error: a part of a corpus may well lack some. But a misspelt name would hold out nothing.
+        progress(f"note: held out, but not in this corpus: {'; '.join(unused)}")
     training_mask, parts = split(labelled, held_out)
     training = labelled.select(training_mask)
     missing = [name for g, name in enumerate(GROUPS) if not np.any(training.group == g)]

@@ -1,3 +1,5 @@
+# mypy: disallow-untyped-defs=False, disallow-untyped-calls=False, check-untyped-defs=False
+# (numba infers the types of kernels from their arguments)
 """From flow records to the numbers that the classifier looks at.
 
 One compiled function, used for training and online alike, so that the same record gives the same
@@ -15,11 +17,11 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from dinnet.errors import UsageError
 from dinnet.flows.record import COMMON_DTYPE, DIRECTION_DTYPE, DIRECTION_FIELDS, RECORD_DTYPE, UNSET, Records
+from dinnet.jit import compiled
 
 
 @dataclass(frozen=True)
@@ -183,27 +185,27 @@ def features_for(absent_fields: Iterable[str]) -> tuple[str, ...]:
     return tuple(feature.name for feature in FEATURES if absent.isdisjoint(feature.fields))
 
 
-@njit(cache=True, nogil=True, inline="always")
-def _ratio(part, whole):  # type: ignore[no-untyped-def]
+@compiled
+def _ratio(part, whole):
     """part / whole, 0 where there is no whole."""
     return part / whole if whole > 0.0 else 0.0
 
 
-@njit(cache=True, nogil=True, inline="always")
-def _share(part, whole):  # type: ignore[no-untyped-def]
+@compiled
+def _share(part, whole):
     """part / whole, at most 1 even where a sum has saturated."""
     return min(part / whole, 1.0) if whole > 0.0 else 0.0
 
 
-@njit(cache=True, nogil=True, inline="always")
-def _scale(value):  # type: ignore[no-untyped-def]
+@compiled
+def _scale(value):
     """log2(value + 1), linear between powers of two."""
     mantissa, exponent = math.frexp(value + 1.0)
     return exponent + 2.0 * mantissa - 2.0
 
 
-@njit(cache=True, nogil=True, inline="always")
-def _std(count, total, squares, low, high):  # type: ignore[no-untyped-def]
+@compiled
+def _std(count, total, squares, low, high):
     """Standard deviation (of the population) from sums, 0 for fewer than two values.
 
     Cancellation and saturation can push the variance of sums below 0 or above what is possible; no
@@ -215,14 +217,14 @@ def _std(count, total, squares, low, high):  # type: ignore[no-untyped-def]
     return min(math.sqrt(variance), 0.5 * (high - low)) if variance > 0.0 else 0.0
 
 
-@njit(cache=True, nogil=True, inline="always")
-def _or_zero(value):  # type: ignore[no-untyped-def]
+@compiled
+def _or_zero(value):
     """A minimum as a float, 0 where it was never set."""
     return 0.0 if value == _UNSET else float(value)
 
 
-@njit(cache=True, nogil=True)
-def _direction(d, turns, duration_us, out, row, at):  # type: ignore[no-untyped-def]
+@compiled
+def _direction(d, turns, duration_us, out, row, at):
     """Write the columns of `_DIRECTION` from column `at` on."""
     packets = float(d["packets"])
     payload_packets = float(d["payload_packets"])
@@ -265,8 +267,8 @@ def _direction(d, turns, duration_us, out, row, at):  # type: ignore[no-untyped-
     out[row, at + 26] = payload / (turns / 2.0 + 1.0)
 
 
-@njit(cache=True, nogil=True)
-def _fill(records, out):  # type: ignore[no-untyped-def]
+@compiled
+def _fill(records, out):
     """Fill `out` (float32, shape (n, _WIDTH)) from the nested records."""
     for row in range(records.shape[0]):
         record = records[row]
