@@ -46,7 +46,7 @@ class Watcher:
         before = now_us()
         try:
             with inside(self.namespace):
-                done = subprocess.run(["ss", "-tainHO"], capture_output=True, text=True, check=True, timeout=10)
+                done = subprocess.run(["ss", "-tainHO"], capture_output=True, text=True, check=True, timeout=60)
         except (OSError, subprocess.SubprocessError) as error:
             raise DinnetError(f"cannot list connections with ss: {error}") from error
         listening, connections = parse(done.stdout.splitlines(), self.own)

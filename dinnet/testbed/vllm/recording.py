@@ -37,7 +37,7 @@ _HOSTS: Final = ("prefill", "decode", "proxy", "monitor", "storage")
 _MODEL: Final = "smollm2-135m"
 _PART_BYTES: Final = 4_000_000
 _READY_S: Final = 20.0
-_GRACE_S: Final = 120.0  # for the requests that are under way when the time is up
+_GRACE_S: Final = 300.0  # for the requests that are under way when the time is up
 _LOOK_S: Final = 1.0
 _POLL_S: Final = 0.05
 
@@ -61,7 +61,7 @@ class Round:
 ROUNDS: Final = (
     Round(Link(name="vllm-1000mbit", rate_mbit=1000), 90.0, 4, 0, 120, 16),
     # NIXL spreads a pull over its threads only above 1,024 pieces (about 35 blocks): their connections stay idle here.
-    Round(Link(name="vllm-300mbit", rate_mbit=300), 90.0, 2, 4, 400, 10, 4096, keep_scrapes=False),
+    Round(Link(name="vllm-300mbit", rate_mbit=300), 90.0, 4, 4, 200, 10, 4096, keep_scrapes=False),
     Round(Link(name="vllm-100mbit", rate_mbit=100), 90.0, 8, 0, 80, 24, keep_scrapes=False, weights_bytes=12_000_000),
     Round(Link(name="vllm-1000mbit-offload", rate_mbit=1000, offload=True), 90.0, 4, 4, 150, 12),
 )
@@ -251,7 +251,7 @@ def _put_through(
                 group.create_task(
                     scrape((prefill, decode), log, every_s=5.0, keep=round_.keep_scrapes, until=done.exists)
                 )
-                group.create_task(probe((prefill, decode), log, every_s=7.0, until=done.exists))
+                group.create_task(probe((prefill, decode), log, every_s=10.0, until=done.exists))
 
     clients = [
         fork("proxy", net.namespace("proxy"), folder / "proxy.log", proxy),
