@@ -13,8 +13,9 @@ def inference() -> tuple[type[Workload], ...]:
     from dinnet.testbed.workloads.prompts import PROMPTS
     from dinnet.testbed.workloads.stages import STAGES
     from dinnet.testbed.workloads.tokens import TOKENS
+    from dinnet.testbed.workloads.variants import VARIANTS
 
-    return (*PROMPTS, *KV, *STAGES, *TOKENS, *CONTROL, *DATA)
+    return (*PROMPTS, *KV, *STAGES, *TOKENS, *CONTROL, *DATA, *VARIANTS)
 
 
 def catalogue() -> dict[str, type[Workload]]:
