@@ -245,15 +245,18 @@ def quantile_draw(rng: random.Random, quantiles: Sequence[float]) -> float:
     return float(low * (high / low) ** share)
 
 
-@lru_cache(maxsize=2)
 def stream_shapes(source: Path | None = None) -> tuple[StreamShape, ...]:
     """Streamed answers: read from `source` (a file or its folder), else from DINNET_TRACES, else drawn."""
     if source is None and TRACES_VARIABLE in os.environ:
         source = Path(os.environ[TRACES_VARIABLE])
     if source is not None and source.is_dir():
         source = source / STREAMS_FILE if (source / STREAMS_FILE).is_file() else None
-    if source is None:
-        return synthetic_streams(seed=1, count=180)
+    return synthetic_streams(seed=1, count=180) if source is None else read_streams(source)
+
+
+@lru_cache(maxsize=2)
+def read_streams(source: Path) -> tuple[StreamShape, ...]:
+    """Read record_lengths_bytes, record_gaps_s and tokens of each recorded answer."""
     with _opened(source) as text:
         try:
             return tuple(
@@ -269,6 +272,7 @@ def stream_shapes(source: Path | None = None) -> tuple[StreamShape, ...]:
             raise TraceError(f"{source}: not a file of streamed answers ({error})") from error
 
 
+@lru_cache(maxsize=2)
 def synthetic_streams(seed: int, count: int) -> tuple[StreamShape, ...]:
     """`count` streamed answers with the record lengths and gaps of real ones."""
     rng = random.Random(f"{seed}/streams")

@@ -14,6 +14,7 @@ from dinnet.testbed.workloads.session import Client, Job, Session, SocketWorkloa
 
 FRAME_BYTES = 1_200  # planned for the heads of one exchange
 MIB = 1 << 20
+BULK_LOAD = (0.4, 0.9)  # bulk takes what the link gives
 
 
 async def send_paced(channel: Channel, size: int, rng: random.Random, paced: bool) -> None:
@@ -32,6 +33,7 @@ class HttpDownload(SocketWorkload):
     """GET of a file's ranges, one after the other on a connection, several connections in parallel."""
 
     group = "data"
+    load = BULK_LOAD
     needs_model = True
     connections = (4, 16)
     per_connection = (1, 6)
@@ -103,6 +105,7 @@ class MultipartUpload(SocketWorkload):
 
     name = "data/multipart-upload"
     group = "data"
+    load = BULK_LOAD
     connections = (4, 16)
     per_connection = (1, 6)
 
@@ -156,6 +159,7 @@ class RsyncPush(SocketWorkload):
 
     name = "data/rsync-push"
     group = "data"
+    load = BULK_LOAD
     connections = (3, 12)
     per_connection = (1, 12)
 
@@ -258,6 +262,7 @@ class CheckpointUpload(LinkWorkload):
 
     name = "data/checkpoint-tcp"
     group = "data"
+    load = BULK_LOAD
     needs_model = True
     connections = (3, 12)
     per_connection = (1, 8)
@@ -293,6 +298,7 @@ class PeerExchange(LinkWorkload):
 
     name = "data/p2p-pieces"
     group = "data"
+    load = BULK_LOAD
     needs_model = True
     connections = (4, 20)
     per_connection = (1, 10)

@@ -16,8 +16,8 @@ LEAST_MESSAGE = 16_384  # smaller layers are sent together
 
 
 def _kv_bytes(workload: SocketWorkload, job: Job) -> int:
-    """The request's KV cache, cut to what it may cost."""
-    return min(job.request.new_tokens * workload.model.kv_bytes_per_token(), int(job.max_bytes * 0.95))
+    """What this connection carries of the request's KV cache, cut to what it may cost."""
+    return min(job.request.new_tokens * workload.model.kv_bytes_per_token() // job.ways, int(job.max_bytes * 0.95))
 
 
 class KvPush(LinkWorkload):
@@ -25,7 +25,7 @@ class KvPush(LinkWorkload):
 
     group = "prefill"
     needs_model = True
-    connections = (4, 24)
+    connections = (5, 24)
     link: ClassVar[type[Link]] = RawLink
     layerwise: ClassVar[bool] = True
 
@@ -119,7 +119,7 @@ class KvParallel(KvPush):
     """One request's cache over several connections at once, each with its share of every layer."""
 
     name = "kv/parallel-tcp"
-    connections = (1, 8)
+    connections = (2, 8)
 
     async def session(self, client: Client, session: Session) -> None:
         ways = max(1, min(session.rng.choice((2, 3, 4, 8)), session.max_bytes // 32_768))
@@ -139,7 +139,7 @@ class KvParallel(KvPush):
 
 
 def _share(job: Job, ways: int) -> Job:
-    return Job(job.at_s, job.request, job.max_bytes // ways)
+    return Job(job.at_s, job.request, job.max_bytes // ways, ways)
 
 
 class KvSlices(SocketWorkload):
@@ -148,7 +148,7 @@ class KvSlices(SocketWorkload):
     name = "kv/slices-64k"
     group = "prefill"
     needs_model = True
-    connections = (4, 24)
+    connections = (5, 24)
 
     async def session(self, client: Client, session: Session) -> None:
         rng = session.rng
@@ -186,7 +186,7 @@ class KvPull(LinkWorkload):
     name = "kv/pull-blocks"
     group = "prefill"
     needs_model = True
-    connections = (4, 24)
+    connections = (5, 24)
     link: ClassVar[type[Link]] = RawLink
     metadata_bytes: ClassVar[tuple[int, int]] = (800, 6000)
 

@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, cast
+from typing import ClassVar
 
 from dinnet.errors import DinnetError
 from dinnet.testbed.models import MODELS, ModelShape
@@ -31,6 +31,7 @@ class Job:
     at_s: float
     request: Request
     max_bytes: int
+    ways: int = 1  # connections that share the request's bytes out among them
 
 
 @dataclass(frozen=True)
@@ -86,16 +87,27 @@ class Client:
             raise
         self.opened += 1
         label = label_socket(sock, opened_us, **{**self.workload.description(), **described})
-        reader, writer = await asyncio.open_connection(sock=sock, limit=BLOCK)
-        _set_nodelay(writer, rng)
+        try:
+            async with self._channel(sock, rng) as channel:
+                yield channel
+        finally:
+            self.log.write(replace(label, t1_us=now_us()))
+
+    @asynccontextmanager
+    async def _channel(self, sock: socket.socket, rng: random.Random) -> AsyncIterator[Channel]:
+        try:
+            reader, writer = await asyncio.open_connection(sock=sock, limit=BLOCK)
+        except BaseException:
+            sock.close()
+            raise
         channel = self.workload.channel(reader, writer)
         try:
+            _set_nodelay(writer, rng)
             await channel.handshake(True, rng)
             yield channel
             await channel.close()
         finally:
             await channel.drop()
-            self.log.write(replace(label, t1_us=now_us()))
 
 
 class SocketWorkload(Workload):
@@ -104,6 +116,7 @@ class SocketWorkload(Workload):
     tls: ClassVar[bool] = False
     connections: ClassVar[tuple[int, int]] = (5, 30)
     per_connection: ClassVar[tuple[int, int]] = (1, 6)
+    load: ClassVar[tuple[float, float]] = (0.15, 0.7)  # share of what the link can carry
     weighed_by: ClassVar[str] = "new_tokens"  # the attribute of Request that shares out the byte budget
 
     def __init__(self, profile: Profile) -> None:
@@ -112,7 +125,7 @@ class SocketWorkload(Workload):
         self.model: ModelShape = profile.model or self.rng.choice(list(MODELS.values()))
         self.accelerator = Accelerator.draw(self.rng, self.model)
         self._accepted = 0
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     @abstractmethod
     async def session(self, client: Client, session: Session) -> None:
@@ -144,15 +157,21 @@ class SocketWorkload(Workload):
             await server.serve_forever()
         finally:
             server.close()
-            for task in self._tasks:
+            tasks = list(self._tasks)
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = cast("asyncio.Task[Any]", asyncio.current_task())
-        self._tasks.add(task)
+    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # Tasks of our own: asyncio reports a cancelled one of its own as a fault.
         self._accepted += 1
-        rng = self.profile.rng(f"{self.name}/answer/{self._accepted}")
+        task = asyncio.create_task(
+            self._answer(reader, writer, self.profile.rng(f"{self.name}/answer/{self._accepted}"))
+        )
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, rng: random.Random) -> None:
         channel = self.channel(reader, writer)
         try:
             _set_nodelay(writer, rng)
@@ -161,11 +180,8 @@ class SocketWorkload(Workload):
             await channel.close()
         except DISCONNECTED:
             return  # how most conversations end: the peer has closed
-        except asyncio.CancelledError:
-            return  # the server stops; asyncio would report a cancelled handler as a fault
         finally:
             await channel.drop()
-            self._tasks.discard(task)
 
     async def drive(self, server: tuple[str, int], log: LabelLog) -> None:
         """Carry the plan out; return within about a second after the profile's duration."""
@@ -201,7 +217,7 @@ class SocketWorkload(Workload):
         weights = [max(1.0, float(getattr(request, self.weighed_by))) for request in arrivals]
         least = sum(weights) / len(weights) / 8  # so that short requests can afford their frame
         weights = [max(weight, least) for weight in weights]
-        link_bytes = profile.rate_bps / 8 * profile.duration_s * rng.uniform(0.15, 0.7)
+        link_bytes = profile.rate_bps / 8 * profile.duration_s * rng.uniform(*self.load)
         volume = min(float(profile.byte_budget), link_bytes) * SHARE_OF_BUDGET
         jobs = [
             Job(request.arrival_s, request, int(volume * weight / sum(weights)))

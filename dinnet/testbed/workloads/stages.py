@@ -16,7 +16,7 @@ class PrefillStage(LinkWorkload):
 
     group = "prefill"
     needs_model = True
-    connections = (3, 16)
+    connections = (5, 16)
     per_connection = (1, 10)
 
     async def session(self, client: Client, session: Session) -> None:
@@ -72,7 +72,7 @@ class DecodeStage(LinkWorkload):
 
     group = "decode"
     needs_model = True
-    connections = (2, 14)
+    connections = (5, 16)
     per_connection = (1, 1)
 
     async def session(self, client: Client, session: Session) -> None:
