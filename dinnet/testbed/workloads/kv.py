@@ -194,7 +194,8 @@ class KvPull(LinkWorkload):
         rng = session.rng
         batch = rng.choice((4, 16, 64, 256))
         async with self.connect(client, rng, first_request=session.first_request) as link:
-            await link.ask(rng.randint(*self.metadata_bytes), want=rng.randint(*self.metadata_bytes))
+            ours, theirs = (min(rng.randint(*self.metadata_bytes), session.max_bytes // 20) for _ in range(2))
+            await link.ask(ours, want=theirs)
             for job in session.jobs:
                 await client.until(job.at_s)
                 if client.left_s <= 0:
