@@ -148,7 +148,8 @@ def report(
     """All scores of one set of records, as plain numbers.
 
     `probabilities` holds (n, classes) arrays by output name. `flows` judges each flow once, by its last record;
-    `checkpoint_16` the records of the 16-packet checkpoint; `records` every record.
+    `checkpoint_16` the records of the 16-packet checkpoint; `records` every record. `flows_unrejected` is `flows`
+    with the most probable group taken however low its probability: tells doubt from confusion.
     """
     by_class = probabilities["class"]
     class_id = decide(by_class, threshold)
@@ -162,6 +163,7 @@ def report(
         "n_flows": len(last),
         "n_records": len(labelled),
         "flows": scores(last),
+        "flows_unrejected": count(labelled.group[last], decide(by_class[last], 0.0)).as_dict(),
         "checkpoint_16": scores(at_16),
         "records": scores(np.arange(len(labelled))),
         "by_checkpoint": _by_checkpoint(labelled, class_id),

@@ -64,7 +64,7 @@ class TrainOptions(BaseModel):
     exclude_features: tuple[str, ...] = ()
     absent_fields: tuple[str, ...] = ()  # record fields that the target can't compute
     folds: int = Field(default=4, ge=0, le=20)  # of cross-validation by transport; 0 and 1: none
-    fold_trees: int = Field(default=48, ge=1)
+    fold_forest: ForestOptions = ForestOptions(trees=32, max_samples=25_000)
     seed: int = Field(default=1, ge=0, le=2**32 - 1)
 
     @classmethod
@@ -232,11 +232,10 @@ def _cross_validate(
     """Scores of class on every training record by a smaller forest that never saw the record's transport."""
     probabilities = np.zeros((len(training), len(GROUPS)))
     fold = folds(training, options.folds)
-    settings = options.forest.model_copy(update={"trees": options.fold_trees})
     for number in np.unique(fold):
         progress(f"cross-validating by transport, fold {number + 1} of {options.folds}")
         known = fold != number
-        forest = _fit(settings, matrix[known], training.group[known], weight[known], options.seed, jobs)
+        forest = _fit(options.fold_forest, matrix[known], training.group[known], weight[known], options.seed, jobs)
         probabilities[np.ix_(~known, forest.classes_)] = forest.predict_proba(matrix[~known])
     scores = report(training, {"class": probabilities}, options.threshold)
     # Transports kept out, so confidence is judged on strangers: what a user's network is to the model.

@@ -103,16 +103,18 @@ def print_parts(parts: Mapping[str, Mapping[str, Any]], *, details: bool = False
     console = Console(highlight=False)
     summary = Table(
         title="Scores",
-        caption="macro-F1 by each flow's last record, at 16 packets, over all records; false inf.: share of other\n"
-        "flows called prefill or decode; ECE: expected calibration error",
+        caption="Macro-F1: by each flow's last record; unrej.: the same without the threshold; at 16: at 16 packets;\n"
+        "all: over all records. False inf.: share of other flows called prefill or decode.\n"
+        "ECE: expected calibration error.",
     )
-    for heading in ("part", "flows", "macro-F1", "at 16", "records", "false inf.", "ECE"):
+    for heading in ("part", "flows", "F1", "unrej.", "at 16", "all", "false inf.", "ECE"):
         summary.add_column(heading, justify="left" if heading == "part" else "right", no_wrap=heading == "part")
     for name, scores in parts.items():
         summary.add_row(
             name,
             f"{scores['n_flows']:,}",
             _number(scores["flows"]["macro_f1"]),
+            _number(scores["flows_unrejected"]["macro_f1"]),
             _number(scores["checkpoint_16"]["macro_f1"]),
             _number(scores["records"]["macro_f1"]),
             _number(scores["flows"]["other_called_inference"]),
