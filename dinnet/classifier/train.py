@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from dinnet import __version__
 from dinnet.classifier.corpus import GROUPS, LabelledRecords
 from dinnet.classifier.evaluate import calibration, evaluate, last_of_flow, report
-from dinnet.classifier.forest import ForestArrays
+from dinnet.classifier.forest import Forest, ForestArrays
 from dinnet.classifier.model import Classifier
 from dinnet.classifier.modelfile import ModelFile
 from dinnet.classifier.split import HeldOut, folds, split, weights
@@ -236,7 +236,9 @@ def _cross_validate(
         progress(f"cross-validating by transport, fold {number + 1} of {options.folds}")
         known = fold != number
         forest = _fit(options.fold_forest, matrix[known], training.group[known], weight[known], options.seed, jobs)
-        probabilities[np.ix_(~known, forest.classes_)] = forest.predict_proba(matrix[~known])
+        # Not scikit-learn's predict_proba: with several jobs it adds up in an order of chance.
+        served = Forest(ForestArrays.from_sklearn(forest), range(matrix.shape[1]), matrix.shape[1])
+        probabilities[np.ix_(~known, forest.classes_)] = served.predict(matrix[~known])
     scores = report(training, {"class": probabilities}, options.threshold)
     # Transports kept out, so confidence is judged on strangers: what a user's network is to the model.
     scores["calibration"] = calibration(training.group, probabilities)

@@ -103,8 +103,9 @@ def print_parts(parts: Mapping[str, Mapping[str, Any]], *, details: bool = False
     console = Console(highlight=False)
     summary = Table(
         title="Scores",
-        caption="Macro-F1: by each flow's last record; unrej.: the same without the threshold; at 16: at 16 packets;\n"
-        "all: over all records. False inf.: share of other flows called prefill or decode.\n"
+        caption="F1: macro-F1 by each flow's last record; unrej.: the same\n"
+        "without the threshold; at 16: at 16 packets; all: over all records.\n"
+        "False inf.: share of other flows called prefill or decode.\n"
         "ECE: expected calibration error.",
     )
     for heading in ("part", "flows", "F1", "unrej.", "at 16", "all", "false inf.", "ECE"):
@@ -168,7 +169,7 @@ def _print_others(others: Mapping[str, Mapping[str, Any]]) -> None:
     from rich.console import Console
 
     rows = [
-        {"capture": name, "flows": row["flows"], "called inference": row["called_inference"], **row["verdicts"]}
+        {"capture": Path(name).name, "flows": row["flows"], "false inf.": row["called_inference"], **row["verdicts"]}
         for name, row in others.items()
     ]
     Console(highlight=False).print(_rows("Captures without inference", rows))
