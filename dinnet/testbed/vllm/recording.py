@@ -64,7 +64,6 @@ ROUNDS: Final = (
     Round(Link(name="vllm-300mbit", rate_mbit=300), 110.0, 4, 4, 200, 10, 4096, keep_scrapes=False),
     Round(Link(name="vllm-100mbit", rate_mbit=100), 110.0, 8, 0, 80, 24, keep_scrapes=False, weights_bytes=12_000_000),
     Round(Link(name="vllm-1000mbit-offload", rate_mbit=1000, offload=True), 110.0, 4, 4, 150, 12),
-    Round(Link(name="vllm-1000mbit-jumbo", rate_mbit=1000, mtu=9000), 110.0, 8, 0, 60, 12),
 )
 
 
