@@ -191,11 +191,15 @@ def own_loop(seeds: list[bytes], seconds: float, seed: int, limit_s: float, limi
 def atheris_loop(seeds: list[bytes], seconds: float) -> None:
     import atheris
 
+    def one(data: bytes) -> None:
+        check(data)
+
     with tempfile.TemporaryDirectory() as corpus:
         for n, data in enumerate(seeds):
             (Path(corpus) / str(n)).write_bytes(data)
+            check(data)  # compiles what libFuzzer would take for a hang
         atheris.instrument_all()
-        atheris.Setup(["fuzz_reader", f"-max_total_time={seconds:.0f}", "-rss_limit_mb=4096", corpus], check)
+        atheris.Setup(["fuzz_reader", f"-max_total_time={seconds:.0f}", "-rss_limit_mb=4096", corpus], one)
         atheris.Fuzz()
 
 
