@@ -96,7 +96,9 @@ def record_corpus(
             if keep_captures:
                 _keep(recording, out / "captures")
         except DinnetError as error:
-            _set_aside(folder, out / _FAILED / scenario.name)
+            kept = out / _FAILED / scenario.name
+            _set_aside(folder, kept)
+            error = DinnetError(str(error).replace(str(folder), str(kept)))  # what it names lies there now
             yield Progress(scenario, number, len(scenarios), time.monotonic() - started, error=error)
             continue
         finally:

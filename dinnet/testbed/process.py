@@ -130,6 +130,8 @@ def fork(name: str, namespace: str, log: Path, work: Callable[[], None]) -> Chil
         os.dup2(descriptor, 1)
         os.dup2(descriptor, 2)
         os.close(descriptor)
+        # Whatever the parent had in their place (a test's capture) writes elsewhere.
+        sys.stdout = sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
         with inside(namespace):
             work()
         code = 0

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from typing import Final
 
 from dinnet.errors import DinnetError
 from dinnet.testbed.network import require_root
-from dinnet.testbed.process import inside
+from dinnet.testbed.process import Child, fork
 
 SNAPLEN: Final = 160  # the longest headers that the testbed sends, and no payload to speak of
 _BUFFER_KIB: Final = 64 * 1024
@@ -43,42 +43,37 @@ def record(namespace: str, interface: str, capture: Path) -> Iterator[Recorded]:
     require_root("tcpdump")
     log = capture.with_name(capture.name + ".tcpdump")
     command = ["tcpdump", "-i", interface, "-n", "-s", str(SNAPLEN), "-B", str(_BUFFER_KIB), "-Z", "root"]
-    with log.open("w") as errors, inside(namespace):
-        process = subprocess.Popen(
-            [*command, "-w", str(capture)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=errors,
-            start_new_session=True,  # Ctrl-C is for us: tcpdump is stopped when its buffer is empty
-        )
+    log.unlink(missing_ok=True)
+
+    def become_tcpdump() -> None:
+        os.setsid()  # Ctrl-C is for us: tcpdump is stopped when its buffer is empty
+        os.execvp(command[0], [*command, "-w", str(capture)])
+
+    process = fork("tcpdump", namespace, log, become_tcpdump)
     recorded = Recorded()
     try:
         _wait_until_listening(process, log)
         yield recorded
         _drain(process, log)
-        process.send_signal(signal.SIGINT)
-        process.wait(10.0)
     finally:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
-    counts = {what: int(number) for number, what in _FINAL.findall(log.read_text())}
-    if process.returncode != 0 or "captured" not in counts:
+        process.stop(grace_s=10.0)  # on SIGTERM tcpdump writes what it holds, and its counts
+    counts = {what: int(number) for number, what in _FINAL.findall(_text(log))}
+    if process.status != 0 or "captured" not in counts:
         raise DinnetError(f"{capture}: tcpdump failed: {_last_line(log)}")
     recorded.frames = counts["captured"]
     recorded.dropped = counts.get("dropped by kernel", 0)
     log.unlink()
 
 
-def _wait_until_listening(process: subprocess.Popen[bytes], log: Path) -> None:
+def _wait_until_listening(process: Child, log: Path) -> None:
     deadline = time.monotonic() + _START_S
-    while "listening on" not in log.read_text():
+    while "listening on" not in _text(log):
         if process.poll() is not None or time.monotonic() > deadline:
             raise DinnetError(f"tcpdump did not start: {_last_line(log) or f'no word within {_START_S:.0f} s'}")
         time.sleep(_POLL_S)
 
 
-def _drain(process: subprocess.Popen[bytes], log: Path) -> None:
+def _drain(process: Child, log: Path) -> None:
     """Wait until tcpdump has written what the kernel holds for it.
 
     The kernel hands packets over by blocks, up to a second late, and a block that is not full is lost at the end.
@@ -87,16 +82,20 @@ def _drain(process: subprocess.Popen[bytes], log: Path) -> None:
     deadline = time.monotonic() + _DRAIN_S
     asked = 0
     while process.poll() is None and time.monotonic() < deadline:
-        process.send_signal(signal.SIGUSR1)
+        os.kill(process.pid, signal.SIGUSR1)
         asked += 1
         answers: list[tuple[str, str, str]] = []
         while len(answers) < asked and process.poll() is None and time.monotonic() < deadline:
             time.sleep(_POLL_S)
-            answers = _COUNTS.findall(log.read_text())
+            answers = _COUNTS.findall(_text(log))
         if answers and int(answers[-1][0]) >= int(answers[-1][1]):
             return
 
 
+def _text(log: Path) -> str:
+    return log.read_text(errors="replace") if log.exists() else ""
+
+
 def _last_line(log: Path) -> str:
-    lines = log.read_text(errors="replace").strip().splitlines()
+    lines = _text(log).strip().splitlines()
     return lines[-1] if lines else ""
