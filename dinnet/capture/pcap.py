@@ -43,9 +43,45 @@ HEADER_BLOCK: Final = 4
 LARGE_BLOCK: Final = 5
 
 
+#: Link types that are met now and then and are not read (tcpdump.org/linktypes.html), for messages.
+_FOREIGN_LINK_TYPES: Final = {
+    6: "IEEE802_5",
+    8: "SLIP",
+    10: "FDDI",
+    100: "ATM_RFC1483",
+    104: "C_HDLC",
+    105: "IEEE802_11",
+    107: "FRELAY",
+    117: "PFLOG",
+    119: "IEEE802_11_PRISM",
+    127: "IEEE802_11_RADIOTAP",
+    143: "DOCSIS",
+    163: "IEEE802_11_AVS",
+    187: "BLUETOOTH_HCI_H4",
+    189: "USB_LINUX",
+    192: "PPI",
+    195: "IEEE802_15_4_WITHFCS",
+    201: "BLUETOOTH_HCI_H4_WITH_PHDR",
+    220: "USB_LINUX_MMAPPED",
+    227: "CAN_SOCKETCAN",
+    230: "IEEE802_15_4_NOFCS",
+    239: "NFLOG",
+    249: "USBPCAP",
+    251: "BLUETOOTH_LE_LL",
+    253: "NETLINK",
+    258: "PKTAP",
+}
+
+
 def link_name(link_type: int) -> str:
     """How a link type is named in messages."""
-    return LINK_TYPES.get(link_type, f"LINKTYPE {link_type}")
+    return LINK_TYPES.get(link_type) or _FOREIGN_LINK_TYPES.get(link_type) or f"LINKTYPE {link_type}"
+
+
+def refused_link(link_type: int) -> str:
+    """What a message says of a link type that is not read."""
+    name = _FOREIGN_LINK_TYPES.get(link_type)
+    return f"link type {link_type}{f' ({name})' if name else ''}"
 
 
 class PcapReader:
@@ -64,7 +100,7 @@ class PcapReader:
         self.snap_length = snap_length
         self.link_type = link & 0xFFFF  # the upper bits hold the length of a frame check sequence
         if self.link_type not in LINK_TYPES:
-            raise CaptureError(f"{source.name}: link type {self.link_type} is not supported")
+            raise CaptureError(f"{source.name}: {refused_link(self.link_type)} is not supported")
         self.link_types = [self.link_type]
         self.interfaces = 1
         self.format = "pcap (nanoseconds)" if self.nanoseconds else "pcap"

@@ -21,6 +21,7 @@ from dinnet.capture.pcap import (
     LARGE_BLOCK,
     MAX_FRAME_BYTES,
     NEED_MORE,
+    refused_link,
 )
 from dinnet.capture.source import ByteSource
 from dinnet.jit import compiled
@@ -91,16 +92,25 @@ class PcapngReader:
             interface = self._packet_interface(source)
             link_type = int(self._table[interface]["link_type"])
             raise CaptureError(
-                f"{source.name}: link type {link_type} of interface {interface} is not supported (byte {source.offset})"
+                f"{source.name}: {refused_link(link_type)} of interface {interface} is not supported "
+                f"(byte {source.offset})"
             )
         if status == DAMAGED:
-            raise CaptureError(f"{source.name}: damaged block at byte {source.offset}")
+            raise CaptureError(f"{source.name}: damaged block at byte {source.offset}{self._why(source)}")
         if source.available < 12:
             return source.fill(12)
         length = self._word(source, 4)
         if status == LARGE_BLOCK:
             return source.skip(length)
         return source.fill(length)
+
+    def _why(self, source: ByteSource) -> str:
+        """What is wrong with the packet block at the window's start, where that can be told."""
+        if source.available >= 12 and self._word(source, 0) in (_PACKET, _SIMPLE_PACKET, _ENHANCED_PACKET):
+            interface = self._packet_interface(source)
+            if interface >= self._section_interfaces:
+                return f": its interface {interface} has no description"
+        return ""
 
     def _word(self, source: ByteSource, at: int) -> int:
         order = ">u4" if self.big_endian else "<u4"

@@ -112,7 +112,10 @@ class Capture:
                 filled = 0
                 turn = (turn + 1) % keep
             if failure:
-                raise failure
+                try:
+                    raise failure
+                finally:
+                    del failure  # else the frame and the error keep each other, and the buffers, alive
             if not more:
                 break
         self._describe()

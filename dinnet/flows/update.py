@@ -61,7 +61,8 @@ WORK_DTYPE: Final = np.dtype(
         ("used", "u1"),
         ("isn_known", "u1"),
         ("emitted", "u1"),  # the first checkpoint's record has been emitted
-        ("reserved", "<u2"),
+        ("forward_seen", "u1"),  # a forward packet, in this record or one before an active timeout
+        ("reserved", "u1"),
     ]
 )
 ROW_BYTES: Final = RECORD_DTYPE.itemsize + 2 * SIDE_WORK_DTYPE.itemsize + WORK_DTYPE.itemsize
@@ -90,7 +91,7 @@ _MAX32 = 2**32 - 1
 _MAX64 = np.uint64(2**64 - 1)
 _FIRST_CHECKPOINT = CHECKPOINTS[0]
 _LAST_FIXED = CHECKPOINTS[-1]
-_PROTO_TCP = 6
+_SPREAD = np.uint64(0x9E3779B97F4A7C15)
 _PREFETCH_BYTES = tuple(range(0, ROW_BYTES, 64))
 
 
@@ -105,8 +106,10 @@ def _mix(value):
 @compiled
 def _hash(packet, seed, join_vlans, split_labels):
     """A keyed hash of the flow key that is the same for both directions."""
-    source = _mix(packet.src_lo ^ (packet.src_hi * np.uint64(0x9E3779B97F4A7C15)) ^ seed ^ np.uint64(packet.sport))
-    target = _mix(packet.dst_lo ^ (packet.dst_hi * np.uint64(0x9E3779B97F4A7C15)) ^ seed ^ np.uint64(packet.dport))
+    # The secret multiplier keeps address and port from cancelling each other out, by chance or by design.
+    multiplier = seed | np.uint64(1)
+    source = _mix((packet.src_lo ^ seed) + packet.src_hi * _SPREAD + np.uint64(packet.sport) * multiplier)
+    target = _mix((packet.dst_lo ^ seed) + packet.dst_hi * _SPREAD + np.uint64(packet.dport) * multiplier)
     rest = np.uint64(packet.proto) | (np.uint64(packet.tunnel_id) << np.uint64(8))
     if not join_vlans:
         rest ^= (np.uint64(packet.vlan) << np.uint64(32)) | (np.uint64(packet.inner_vlan) << np.uint64(48))
@@ -186,12 +189,12 @@ def _start(row, common, sides, side_work, work, packet, time_us, swapped, flow_h
     head.proto = packet.proto
     head.ip_version = packet.ip_version
     head.syn_seen = 0
-    head.flow_label = 0
     state = work[row]
     state.hash = flow_hash
     state.flow_label = packet.flow_label
     state.used = 1
     state.isn_known = 0
+    state.forward_seen = 0
     _clear(row, common, sides, side_work, work, time_us)
 
 
@@ -201,6 +204,7 @@ def _clear(row, common, sides, side_work, work, time_us):
     head = common[row]
     head.first_us = time_us
     head.duration_us = np.uint64(0)
+    head.flow_label = 0
     head.turns = 0
     head.checkpoint = 0
     head.end = 0
@@ -251,7 +255,7 @@ def _add_packet(head, sums, work_side, other_work, state, packet, side, time_us)
         else:
             gap = np.uint64(time_us - work_side.last_payload_us)
             if gap < np.uint64(BURST_GAP_US):
-                work_side.burst_bytes += payload
+                work_side.burst_bytes = _add(work_side.burst_bytes, payload)
             else:
                 sums.bursts = _count(sums.bursts)
                 sums.gap_sum_us = _add(sums.gap_sum_us, gap)
@@ -407,7 +411,7 @@ def update(
                     end = flow.closed
                 elif not (
                     (side == 0 and flow.isn_known and flow.isn == packet.seq)
-                    or (side == 0 and common[row].syn_seen and sides[row, 0].packets == 0)
+                    or (side == 0 and common[row].syn_seen and not flow.forward_seen)
                 ):
                     end = _END_REUSE
             if end:
@@ -446,8 +450,12 @@ def update(
         head = common[row]
         flow.last_us = time_us
         head.duration_us = np.uint64(time_us - head.first_us)
-        if side == 0 and sides[row, 0].packets == 0:
-            head.flow_label = packet.flow_label
+        if side == 0:
+            if sides[row, 0].packets == 0:
+                head.flow_label = packet.flow_label
+            if opening and not flow.forward_seen:
+                flow.isn = packet.seq  # known only from the answer's acknowledgement until now
+            flow.forward_seen = 1
         _add_packet(head, sides[row, side], side_work[row, side], side_work[row, 1 - side], flow, packet, side, time_us)
         packet_count = sides[row, 0].packets + sides[row, 1].packets
         if packet_count >= flow.next_checkpoint or (

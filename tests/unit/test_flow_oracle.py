@@ -151,6 +151,8 @@ class Table:
             if not end and p["flags"] & (SYN | ACK) == SYN:
                 same = flow.side(p) == "fwd" and (p["seq"] == flow.isn or flow.answer_only)
                 end = flow.closed or (0 if same else End.REUSE)
+                if same and flow.answer_only:
+                    flow.isn = p["seq"]  # so far known from the answer only
             if end:
                 self.emit(flow, end)
                 flow = None
