@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dinnet.classifier.corpus import GROUPS, LabelledRecords
-from dinnet.classifier.model import CLASSES, Classifier, decide
+from dinnet.classifier.model import CLASSES, Classifier, decide, sharpen
 from dinnet.flows.record import CHECKPOINTS, End
 
 #: The four classes of inference traffic, which macro-F1 is over.
@@ -122,6 +122,20 @@ def calibration(group: NDArray[np.uint8], probabilities: NDArray[np.float64]) ->
     }
 
 
+def best_sharpness(group: NDArray[np.uint8], probabilities: NDArray[np.float64], weight: NDArray[np.float64]) -> float:
+    """The exponent under which `sharpen` gives the least weighted log loss, to 0.05, between 0.5 and 4.
+
+    `probabilities` (n, classes) must come from forests that did not train on the rows they judge.
+    """
+    rows = np.arange(len(group))
+
+    def loss(sharpness: float) -> float:
+        right = sharpen(probabilities, sharpness)[rows, group]
+        return float(np.average(-np.log(np.maximum(right, 1e-9)), weights=weight))
+
+    return float(min(np.arange(0.5, 4.001, 0.05).round(2), key=loss))
+
+
 def binary_scores(truth: NDArray[np.int8], probability: NDArray[np.float64]) -> dict[str, Any]:
     """Accuracy, balanced accuracy and F1 of a yes/no output at 0.5; only rows with a true answer (0 or 1) count."""
     known = truth >= 0
@@ -183,6 +197,7 @@ def evaluate(
 ) -> dict[str, dict[str, Any]]:
     """A `report` of each part: name -> mask of shape (n,). Parts without records are left out."""
     probabilities = {name: classifier.probabilities(labelled.records, name, threads) for name in classifier.outputs}
+    probabilities["class"] = sharpen(probabilities["class"], classifier.sharpness)
     return {
         name: report(labelled.select(mask), {key: p[mask] for key, p in probabilities.items()}, classifier.threshold)
         for name, mask in parts.items()

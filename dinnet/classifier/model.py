@@ -43,6 +43,7 @@ class Classifier:
         width = len(FEATURE_NAMES)
         self.model = model
         self.threshold = model.threshold
+        self.sharpness = model.sharpness
         self._forests = {
             name: Forest(arrays, columns, width, f"{where}: {name}") for name, arrays in model.forests.items()
         }
@@ -63,7 +64,7 @@ class Classifier:
         return verdicts
 
     def probabilities(self, records: Records, output: str = "class", threads: int = 1) -> NDArray[np.float64]:
-        """Probabilities of one output, shape (n, its classes), before any threshold.
+        """What the forest of one output says, shape (n, its classes): before calibration and any threshold.
 
         The classes are those of `dinnet.classifier.modelfile.OUTPUTS`; KeyError where the model lacks the output.
         """
@@ -74,6 +75,10 @@ class Classifier:
             out[chunk] = forest.predict(features(records[chunk]), threads)
         return out
 
+    def calibrated(self, records: Records, threads: int = 1) -> NDArray[np.float64]:
+        """Probabilities of the five groups, shape (n, 5), as verdicts are made from them."""
+        return sharpen(self.probabilities(records, "class", threads), self.sharpness)
+
     @property
     def outputs(self) -> tuple[str, ...]:
         """The outputs that this model has: "class" and some of streaming, first_request, large_model."""
@@ -81,7 +86,7 @@ class Classifier:
 
     def _classify(self, records: Records, verdicts: Verdicts, threads: int) -> None:
         matrix = features(records)
-        inference = _decide(self._classes.predict(matrix, threads), self.threshold, verdicts)
+        inference = _decide(self._classes.predict(matrix, threads), self.sharpness, self.threshold, verdicts)
         if not inference or not self._others:
             return
         # Most flows of a network are not inference: the other forests look at those that are.
@@ -93,7 +98,7 @@ class Classifier:
 
 
 @compiled
-def _decide(probabilities, threshold, verdicts):
+def _decide(probabilities, sharpness, threshold, verdicts):
     """Fill the verdicts, the other outputs with NaN; return how many are prefill or decode."""
     inference = 0
     for i in range(probabilities.shape[0]):
@@ -102,6 +107,11 @@ def _decide(probabilities, threshold, verdicts):
             if probabilities[i, c] > probabilities[i, best]:
                 best = c
         confidence = probabilities[i, best]
+        if sharpness != 1.0:  # the best probability of `sharpen`, without the others
+            total = 0.0
+            for c in range(probabilities.shape[1]):
+                total += (probabilities[i, c] / confidence) ** sharpness
+            confidence = 1.0 / total
         # The last group is traffic that is not inference, and its number is that of "unclassified".
         verdicts[i]["class_id"] = best if confidence >= threshold else UNCLASSIFIED
         verdicts[i]["confidence"] = confidence
@@ -111,6 +121,18 @@ def _decide(probabilities, threshold, verdicts):
         if verdicts[i]["class_id"] < 2:
             inference += 1
     return inference
+
+
+def sharpen(probabilities: NDArray[np.float64], sharpness: float) -> NDArray[np.float64]:
+    """p^sharpness, made to sum to 1, over the rows of probabilities of shape (n, classes).
+
+    A forest's votes are less sure than its verdicts are right: its trees see different samples and few features
+    each. This is temperature scaling (Guo et al. 2017, section 4.2) of log p with temperature 1 / sharpness.
+    """
+    if sharpness == 1.0:
+        return probabilities
+    powers = (probabilities / probabilities.max(axis=1, keepdims=True)) ** sharpness
+    return np.asarray(powers / powers.sum(axis=1, keepdims=True))
 
 
 def decide(probabilities: NDArray[np.float64], threshold: float) -> NDArray[np.uint8]:

@@ -46,6 +46,7 @@ class ModelFile:
     features: tuple[str, ...]  # names, in the order that the forests' feature numbers mean
     threshold: float  # a class needs at least this probability
     forests: dict[str, ForestArrays]  # by output name; "class" is always there
+    sharpness: float = 1.0  # exponent that calibrates the class probabilities; see `dinnet.classifier.model.sharpen`
     info: dict[str, Any] = field(default_factory=dict)  # training manifest, scores, versions: for people
     importance: dict[str, float] = field(default_factory=dict)  # by feature name, sums to 1
 
@@ -82,6 +83,7 @@ def write_model(folder: Path, model: ModelFile, files: Mapping[str, bytes]) -> N
         "features": list(model.features),
         "features_sha256": features_digest(model.features),
         "thresholds": {"class": model.threshold},
+        "sharpness": model.sharpness,
         "importance": model.importance,
         "info": model.info,
         "files": {name: hashlib.sha256(data).hexdigest() for name, data in sorted(contents.items())},
@@ -124,7 +126,8 @@ def read_model(folder: Path, *, everything: bool = False) -> ModelFile:
     for name, arrays in forests.items():
         arrays.check(len(names), len(OUTPUTS[name]), f"{folder / 'forest.npz'}: {name}")
     importance = {str(key): float(value) for key, value in document["importance"].items()}
-    return ModelFile(names, float(document["thresholds"]["class"]), forests, document["info"], importance)
+    threshold, sharpness = float(document["thresholds"]["class"]), float(document["sharpness"])
+    return ModelFile(names, threshold, forests, sharpness, document["info"], importance)
 
 
 def _swap(part: Path, folder: Path) -> None:
@@ -196,6 +199,9 @@ def _read_document(folder: Path) -> dict[str, Any]:
     threshold = document["thresholds"].get("class")
     if isinstance(threshold, bool) or not isinstance(threshold, int | float) or not 0 <= threshold <= 1:
         raise DinnetError(f"{path}: the class threshold {threshold!r} is not between 0 and 1")
+    sharpness = document.get("sharpness")
+    if isinstance(sharpness, bool) or not isinstance(sharpness, int | float) or not 0.1 <= sharpness <= 10:
+        raise DinnetError(f"{path}: the sharpness {sharpness!r} is not between 0.1 and 10")
     if not all(isinstance(value, int | float) for value in document["importance"].values()):
         raise DinnetError(f"{path}: an importance is not a number; restore it")
     files = document["files"]

@@ -16,9 +16,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dinnet import __version__
 from dinnet.classifier.corpus import GROUPS, LabelledRecords
-from dinnet.classifier.evaluate import calibration, evaluate, last_of_flow, report
+from dinnet.classifier.evaluate import best_sharpness, evaluate, last_of_flow, report
 from dinnet.classifier.forest import Forest, ForestArrays
-from dinnet.classifier.model import Classifier
+from dinnet.classifier.model import Classifier, sharpen
 from dinnet.classifier.modelfile import ModelFile
 from dinnet.classifier.split import HeldOut, folds, split, weights
 from dinnet.errors import DinnetError, UsageError
@@ -65,6 +65,7 @@ class TrainOptions(BaseModel):
     absent_fields: tuple[str, ...] = ()  # record fields that the target can't compute
     folds: int = Field(default=4, ge=0, le=20)  # of cross-validation by transport; 0 and 1: none
     fold_forest: ForestOptions = ForestOptions(trees=32, max_samples=25_000)
+    sharpness: float | None = Field(default=None, ge=0.1, le=10)  # None: the best one in cross-validation
     seed: int = Field(default=1, ge=0, le=2**32 - 1)
 
     @classmethod
@@ -150,8 +151,13 @@ def train(
     weight = weights(training, options.flow_balance, options.transport_balance)
 
     cross_validation = None
+    sharpness = options.sharpness
     if options.folds > 1:
-        cross_validation = _cross_validate(training, matrix, weight, options, jobs, progress)
+        probabilities = _cross_validate(training, matrix, weight, options, jobs, progress)
+        if sharpness is None:
+            sharpness = best_sharpness(training.group, probabilities, weight)
+            progress(f"calibrated: class probabilities to the power of {sharpness:g}")
+        cross_validation = report(training, {"class": sharpen(probabilities, sharpness)}, options.threshold)
 
     forests: dict[str, RandomForestClassifier] = {}
     progress(f"training class on {len(training):,} records")
@@ -171,6 +177,7 @@ def train(
         features=names,
         threshold=options.threshold,
         forests={name: ForestArrays.from_sklearn(forest) for name, forest in forests.items()},
+        sharpness=1.0 if sharpness is None else sharpness,
         info={
             "options": options.model_dump(mode="json"),
             "corpus": describe(labelled),
@@ -228,8 +235,11 @@ def _cross_validate(
     options: TrainOptions,
     jobs: int,
     progress: Callable[[str], None],
-) -> dict[str, Any]:
-    """Scores of class on every training record by a smaller forest that never saw the record's transport."""
+) -> NDArray[np.float64]:
+    """Group probabilities of every training record, shape (n, 5), by forests that never saw the record's transport.
+
+    Transports kept out, so that confidence is judged on strangers: what a user's network is to the model.
+    """
     probabilities = np.zeros((len(training), len(GROUPS)))
     fold = folds(training, options.folds)
     for number in np.unique(fold):
@@ -239,10 +249,7 @@ def _cross_validate(
         # Not scikit-learn's predict_proba: with several jobs it adds up in an order of chance.
         served = Forest(ForestArrays.from_sklearn(forest), range(matrix.shape[1]), matrix.shape[1])
         probabilities[np.ix_(~known, forest.classes_)] = served.predict(matrix[~known])
-    scores = report(training, {"class": probabilities}, options.threshold)
-    # Transports kept out, so confidence is judged on strangers: what a user's network is to the model.
-    scores["calibration"] = calibration(training.group, probabilities)
-    return scores
+    return probabilities
 
 
 def _balance(answers: NDArray[np.int8], weight: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import hashlib
 import random
 from collections.abc import Iterator, Mapping, Sequence
@@ -64,6 +65,7 @@ class Plan(_Strict):
     """A corpus: what to combine, and how often."""
 
     seed: int
+    name: Name = "train"  # of its training scenarios
     scenarios: int = Field(ge=1, description="training scenarios")
     durations_s: tuple[Annotated[float, Field(gt=0, le=600)], ...] = Field(min_length=1)
     loads: tuple[Annotated[float, Field(gt=0, le=2)], ...] = Field(
@@ -72,6 +74,8 @@ class Plan(_Strict):
     request_rates: tuple[Annotated[float, Field(gt=0, le=1_000)], ...] = Field(min_length=1)
     max_bytes: int = Field(gt=0, description="upper bound of a scenario's bytes, for machines with few cores")
     workloads: dict[Group, Annotated[int, Field(ge=0)]] = Field(description="workloads of each group per scenario")
+    transports: tuple[str, ...] = Field(default=("*",), min_length=1, description="patterns of the workloads used")
+    leave_out: tuple[str, ...] = Field(default=(), description="patterns of workloads not used all the same")
     models: tuple[str, ...] = Field(min_length=1)
     links: tuple[Link, ...] = Field(min_length=1)
     held_out: HeldOut = HeldOut()
@@ -125,6 +129,7 @@ def expand(plan: Plan, groups: Mapping[str, Group], models: Sequence[str] | None
         DinnetError: The plan names a workload or model that does not exist, or leaves a wanted group empty.
     """
     held = plan.held_out
+    groups = {name: group for name, group in groups.items() if _uses(plan, name)}
     _known("transport", held.transports, list(groups))
     if models is not None:
         _known("model", plan.models, models)
@@ -137,7 +142,7 @@ def expand(plan: Plan, groups: Mapping[str, Group], models: Sequence[str] | None
             raise DinnetError(f"no workload of group {group!r} is left to train on")
 
     training = _Dealer(plan, trained, seen_links, seen_models, "train")
-    scenarios = [training.scenario(f"train-{number:03}", "train", ()) for number in range(plan.scenarios)]
+    scenarios = [training.scenario(f"{plan.name}-{number:03}", "train", ()) for number in range(plan.scenarios)]
     held_groups = {name: groups[name] for name in held.transports}
     kinds = [kind for kind, there in zip(_KINDS, (held_groups, held.models, new_links, True), strict=True) if there]
     dealers = {
@@ -204,6 +209,12 @@ class _Dealer:
     def _names(self) -> Iterator[str]:
         for group, deck in self._transports.items():
             yield from sorted(deck.hand(self._plan.workloads.get(group, 0)))
+
+
+def _uses(plan: Plan, name: str) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in plan.transports) and not any(
+        fnmatch.fnmatchcase(name, pattern) for pattern in plan.leave_out
+    )
 
 
 def _known(what: str, names: Sequence[str], there: Sequence[str]) -> None:

@@ -206,6 +206,8 @@ def test_tampered_card_is_found_when_everything_is_checked(folder: Path) -> None
         ({"thresholds": {"class": 7}}, "threshold 7"),
         ({"thresholds": {"class": None}}, "threshold None"),
         ({"thresholds": []}, "'thresholds'"),
+        ({"sharpness": 0}, "sharpness 0"),
+        ({"sharpness": None}, "sharpness None"),
         ({"files": {}}, "file list"),
         ({"files": {"forest.npz": "0", "../../etc/passwd": "0"}}, "file list"),
         ({"importance": {"packet_size_mean": "much"}}, "importance"),

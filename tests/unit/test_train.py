@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 from dinnet.classifier import Classifier
 from dinnet.classifier.card import write_trained
 from dinnet.classifier.corpus import GROUPS, LabelledRecords, concat, link_name, load_corpus
-from dinnet.classifier.evaluate import binary_scores, calibration, count, last_of_flow
-from dinnet.classifier.model import decide
+from dinnet.classifier.evaluate import best_sharpness, binary_scores, calibration, count, last_of_flow
+from dinnet.classifier.model import decide, sharpen
 from dinnet.classifier.modelfile import read_model
 from dinnet.classifier.split import HeldOut, folds, split, weights
 from dinnet.classifier.train import Trained, TrainOptions, train
@@ -242,6 +242,22 @@ def test_decide() -> None:
     assert decide(rows, 0.7).tolist() == [0, 4, 4, 3]
 
 
+def test_sharpen() -> None:
+    # 0.6^2 / (0.6^2 + 0.4^2) = 0.36 / 0.52; exponent 1 changes nothing, certainty stays.
+    rows = np.array([[0.6, 0.4, 0, 0, 0], [0, 1, 0, 0, 0]])
+    assert sharpen(rows, 2.0) == pytest.approx(np.array([[0.36 / 0.52, 0.16 / 0.52, 0, 0, 0], [0, 1, 0, 0, 0]]))
+    assert sharpen(rows, 1.0) is rows
+
+
+def test_best_sharpness_makes_confidence_what_it_is_worth() -> None:
+    # Of votes of 0.6 nine in ten are right: p^s / (p^s + q^s) = 0.9 at s = log 9 / log 1.5 = 5.42, beyond the limit;
+    # seven in ten: s = log(7 / 3) / log 1.5 = 2.09.
+    votes = np.tile([0.6, 0.4, 0, 0, 0], (100, 1))
+    weight = np.ones(100)
+    assert best_sharpness(np.repeat([0, 1], [90, 10]).astype(np.uint8), votes, weight) == 4.0
+    assert best_sharpness(np.repeat([0, 1], [70, 30]).astype(np.uint8), votes, weight) == pytest.approx(2.1)
+
+
 # --- training
 
 
@@ -275,7 +291,8 @@ def test_model_folder_serves_what_was_trained(corpus: LabelledRecords, trained: 
         served = classifier.probabilities(corpus.records, output)
         assert np.abs(served - forest.predict_proba(matrix)).max() < 1e-6
     verdicts = classifier.classify(corpus.records)
-    assert np.array_equal(verdicts["class_id"], decide(classifier.probabilities(corpus.records), 0.7))
+    assert np.array_equal(verdicts["class_id"], decide(classifier.calibrated(corpus.records), 0.7))
+    assert np.allclose(verdicts["confidence"], classifier.calibrated(corpus.records).max(axis=1), atol=1e-6)
     names = {path.name for path in (tmp_path / "model").iterdir()}
     pictures = {"confusion-matrix", "calibration", "accuracy-by-checkpoint", "feature-importance"}
     assert names == {"model.json", "forest.npz", "forest.skops", "scores.json", "card.md"} | {

@@ -209,12 +209,14 @@ class Scrape(SocketWorkload):
     name = "control/prometheus-scrape"
     group = "control"
     per_connection = (1, 1)
+    kept_share: ClassVar[float] = 0.7  # of the scrapers that keep their connection
+    typical_bytes: ClassVar[int] = 22_000
 
     async def session(self, client: Client, session: Session) -> None:
         rng = session.rng
-        kept = rng.random() < 0.7
+        kept = rng.random() < self.kept_share
         interval_s = rng.uniform(0.5, 5.0)
-        size = min(int(rng.lognormvariate(10.0, 0.9)), 200_000)
+        size = min(int(self.typical_bytes * rng.lognormvariate(0.0, 0.9)), 200_000)
         scrapes = max(1, min(int(client.left_s / interval_s) + 1, session.max_bytes // (size + EXCHANGE_BYTES)))
         size = min(size, max(0, session.max_bytes - EXCHANGE_BYTES))
         fields = f"User-Agent: Prometheus/2.54.1\r\nAccept: {'application/openmetrics-text;' * rng.randint(1, 4)}\r\n"
@@ -246,6 +248,45 @@ class Scrape(SocketWorkload):
             else:
                 message = http1.head("HTTP/1.1 200 OK", fields, content_type="text/plain", content_length=size)
                 await http1.send_with_body(channel, message, size)
+
+
+class FreshScrape(Scrape):
+    """Scripts and agents that connect anew for each scrape of an engine with many series."""
+
+    name = "control/metrics-fresh"
+    kept_share = 0.0
+    typical_bytes = 60_000
+
+
+class Probe(SocketWorkload):
+    """Liveness and readiness probes as orchestrators send them: a connection, a GET, a word, the end."""
+
+    name = "control/http-probe"
+    group = "control"
+    per_connection = (1, 1)
+    connections = (15, 60)
+
+    async def session(self, client: Client, session: Session) -> None:
+        rng = session.rng
+        message = http1.head(
+            "GET /health HTTP/1.1", f"User-Agent: kube-probe/1.{rng.randint(24, 33)}\r\nAccept: */*\r\n"
+        )
+        async with client.connection(rng) as channel:
+            await channel.send(message)
+            await http1.skip_body(channel, await http1.read_head(channel))
+
+    async def answer(self, channel: Channel, rng: random.Random) -> None:
+        fields, size = http1.server_fields(rng), rng.choice((0, 2, 15, 40))
+        busy_s = rng.choice((0.0005, 0.005, 0.05))  # an event loop that also serves requests
+        while True:
+            await http1.read_head(channel)
+            await asyncio.sleep(rng.expovariate(1 / busy_s))
+            await http1.send_with_body(channel, http1.head("HTTP/1.1 200 OK", fields, content_length=size), size)
+
+
+class TlsProbe(Probe):
+    name = "control/https-probe"
+    tls = True
 
 
 class _Echo(asyncio.DatagramProtocol):
@@ -314,4 +355,7 @@ CONTROL: tuple[type[Workload], ...] = (
     LongPoll,
     Watch,
     Scrape,
+    FreshScrape,
+    Probe,
+    TlsProbe,
 )

@@ -19,6 +19,7 @@ class Prompt(LinkWorkload):
     needs_model = True
     weighed_by = "prompt_tokens"
     bytes_per_token: ClassVar[float]
+    longest_bytes: ClassVar[int] = 2**31  # of the prompts that this way is used for
 
     async def session(self, client: Client, session: Session) -> None:
         answer_bytes = session.rng.choice((0, 120, 400, 1200))
@@ -27,7 +28,8 @@ class Prompt(LinkWorkload):
                 await client.until(job.at_s)
                 if client.left_s <= 0:
                     return
-                size = min(int(job.request.prompt_tokens * self.bytes_per_token), job.max_bytes)
+                wanted = min(int(job.request.prompt_tokens * self.bytes_per_token), self.longest_bytes)
+                size = min(wanted, job.max_bytes)
                 await link.ask(size, new=job.request.new_tokens, max_tokens=1, answer_bytes=answer_bytes)
 
     async def reply(self, link: Link, rng: random.Random) -> None:
@@ -45,6 +47,15 @@ class HttpJsonPrompt(Prompt):
     name = "prompt/http-json"
     link = HttpLink
     bytes_per_token = TEXT_BYTES_PER_TOKEN
+
+
+class ChatPrompt(HttpJsonPrompt):
+    """Short questions, a connection each, as a proxy before single-request servers sends them."""
+
+    name = "prompt/http-chat"
+    per_connection = (1, 1)
+    connections = (10, 40)
+    longest_bytes = 3_000
 
 
 class TlsJsonPrompt(Prompt):
@@ -78,4 +89,4 @@ class ZmqPrompt(Prompt):
     bytes_per_token = 3.4
 
 
-PROMPTS: tuple[type[Prompt], ...] = (HttpJsonPrompt, TlsJsonPrompt, GrpcPrompt, TokenIdsPrompt, ZmqPrompt)
+PROMPTS: tuple[type[Prompt], ...] = (HttpJsonPrompt, ChatPrompt, TlsJsonPrompt, GrpcPrompt, TokenIdsPrompt, ZmqPrompt)
