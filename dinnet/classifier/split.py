@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,8 +76,13 @@ def split(labelled: LabelledRecords, held_out: HeldOut) -> tuple[NDArray[np.bool
     return ~test, parts
 
 
-def folds(labelled: LabelledRecords, number: int) -> NDArray[np.int64]:
-    """Fold of each record, shape (n,): a transport lies in one fold only, and each group's are spread over all."""
+def folds(labelled: LabelledRecords, number: int, by: Literal["scenario", "transport"]) -> NDArray[np.int64]:
+    """Fold of each record, shape (n,): a scenario or transport lies in one fold only.
+
+    Scenarios are dealt in the order of the corpus; transports so that each group's are spread over all folds.
+    """
+    if by == "scenario":
+        return np.asarray(labelled.scenario_index % number, np.int64)
     fold_of = np.zeros(len(labelled.transports), np.int64)
     next_fold = 0
     done: set[int] = set()

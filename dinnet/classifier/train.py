@@ -7,7 +7,7 @@ import platform
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import yaml
@@ -63,7 +63,8 @@ class TrainOptions(BaseModel):
     transport_balance: float = Field(default=0.5, ge=0, le=1)
     exclude_features: tuple[str, ...] = ()
     absent_fields: tuple[str, ...] = ()  # record fields that the target can't compute
-    folds: int = Field(default=4, ge=0, le=20)  # of cross-validation by transport; 0 and 1: none
+    folds: int = Field(default=5, ge=0, le=20)  # of cross-validation; 0 and 1: none
+    fold_by: Literal["scenario", "transport"] = "scenario"  # what a fold's forest has never seen
     fold_forest: ForestOptions = ForestOptions(trees=32, max_samples=25_000)
     sharpness: float | None = Field(default=None, ge=0.1, le=10)  # None: the best one in cross-validation
     seed: int = Field(default=1, ge=0, le=2**32 - 1)
@@ -236,14 +237,11 @@ def _cross_validate(
     jobs: int,
     progress: Callable[[str], None],
 ) -> NDArray[np.float64]:
-    """Group probabilities of every training record, shape (n, 5), by forests that never saw the record's transport.
-
-    Transports kept out, so that confidence is judged on strangers: what a user's network is to the model.
-    """
+    """Group probabilities of every training record, shape (n, 5), by forests that never saw what it was folded by."""
     probabilities = np.zeros((len(training), len(GROUPS)))
-    fold = folds(training, options.folds)
+    fold = folds(training, options.folds, options.fold_by)
     for number in np.unique(fold):
-        progress(f"cross-validating by transport, fold {number + 1} of {options.folds}")
+        progress(f"cross-validating by {options.fold_by}, fold {number + 1} of {options.folds}")
         known = fold != number
         forest = _fit(options.fold_forest, matrix[known], training.group[known], weight[known], options.seed, jobs)
         # Not scikit-learn's predict_proba: with several jobs it adds up in an order of chance.

@@ -50,13 +50,11 @@ def demo(
 
 def _take_sample(out: Path) -> Path:
     try:
-        for name in ("sample.pcap.gz", "sample.labels.jsonl"):
+        for name in ("sample.pcap.zst", "sample.labels.jsonl"):
             shutil.copyfile(_SAMPLE / name, out / name)
     except OSError as error:
-        raise DinnetError(
-            f"no recorded sample here ({error.filename}): run it in a clone"
-        ) from error
-    return out / "sample.pcap.gz"
+        raise DinnetError(f"no recorded sample here ({error.filename}): run it in a clone") from error
+    return out / "sample.pcap.zst"
 
 
 def _print_score(capture: Path, labels: Path) -> None:

@@ -175,7 +175,7 @@ def test_scenarios_recorded_for_judging_are_never_trained_on() -> None:
 
 
 def test_folds_keep_a_transport_together_and_every_group_in_each(corpus: LabelledRecords) -> None:
-    fold = folds(corpus, 4)
+    fold = folds(corpus, 4, "transport")
     for transport in range(len(TRANSPORTS)):
         assert len(np.unique(fold[corpus.transport == transport])) == 1
     for number in range(4):
