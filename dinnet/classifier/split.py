@@ -82,7 +82,7 @@ def folds(labelled: LabelledRecords, number: int, by: Literal["scenario", "trans
     Scenarios are dealt in the order of the corpus; transports so that each group's are spread over all folds.
     """
     if by == "scenario":
-        return np.asarray(labelled.scenario_index % number, np.int64)
+        return np.asarray(np.unique(labelled.scenario_index, return_inverse=True)[1] % number, np.int64)
     fold_of = np.zeros(len(labelled.transports), np.int64)
     next_fold = 0
     done: set[int] = set()

@@ -240,6 +240,8 @@ def _cross_validate(
     """Group probabilities of every training record, shape (n, 5), by forests that never saw what it was folded by."""
     probabilities = np.zeros((len(training), len(GROUPS)))
     fold = folds(training, options.folds, options.fold_by)
+    if len(np.unique(fold)) < 2:
+        raise DinnetError(f"cross-validation needs at least two {options.fold_by}s: record more, or set folds to 0")
     for number in np.unique(fold):
         progress(f"cross-validating by {options.fold_by}, fold {number + 1} of {options.folds}")
         known = fold != number

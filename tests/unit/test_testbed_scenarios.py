@@ -91,8 +91,13 @@ def test_the_committed_plan_is_valid_and_large_enough() -> None:
     scenarios = expand(made, groups, list(MODELS))
     training = [scenario for scenario in scenarios if scenario.split == "train"]
     assert len(training) >= 60
-    trained = {run.name for scenario in training for run in scenario.workloads}
+    short = load_yaml(TRAINING.with_name("short.yaml"), Plan)
+    added = expand(short, groups, list(MODELS))
+    trained = {run.name for scenario in (*training, *added) for run in scenario.workloads}
     assert trained == set(groups) - set(made.held_out.transports)
+    assert {run.model for scenario in added for run in scenario.workloads}.isdisjoint(made.held_out.models)
+    assert {scenario.link.name for scenario in added}.isdisjoint(made.held_out.links)
+    assert {scenario.name for scenario in added}.isdisjoint(scenario.name for scenario in scenarios)
     held_by_group = Counter(groups[name] for name in made.held_out.transports)
     assert set(held_by_group) == set(KINDS)
     assert len(made.held_out.models) >= 2

@@ -29,6 +29,7 @@ RECIPE: dict[str, Any] = {
     "forest": {"trees": 12, "depth": 10},
     "output_forest": {"trees": 6},
     "folds": 2,
+    "fold_by": "transport",  # the corpus has one training scenario
     "fold_forest": {"trees": 6},
 }
 
