@@ -71,18 +71,18 @@ def _print_score(capture: Path, labels: Path) -> None:
     joined = join(read_records(capture), read_labels(labels), {})
     labelled = joined.labelled
     scores = count(labelled.group, Classifier.load().classify(labelled.records)["class_id"])
-    table = Table(title=f"classes against the senders' labels, {len(labelled)} flows")
-    table.add_column("sent as")
-    for name in CLASSES:
+    table = Table(title=f"classes against the senders' labels, {len(labelled)} flows", pad_edge=False)
+    table.add_column("sent as", no_wrap=True)
+    for name in (*CLASSES[:N_CLASSES], "none"):
         table.add_column(name, justify="right")
-    for name in ("precision", "recall", "F1"):
+    for name in ("prec.", "recall", "F1"):
         table.add_column(name, justify="right")
     for row, group in enumerate(GROUPS):
         figures = ["", "", ""]
         if row < N_CLASSES:
             figures = [f"{values[row]:.3f}" for values in (scores.precision, scores.recall, scores.f1)]
         cells = [f"[bold]{n}[/]" if n else "." for n in scores.confusion[row]]
-        table.add_row(group if row < N_CLASSES else "other (not inference)", *cells, *figures)
+        table.add_row(group if row < N_CLASSES else "not inference", *cells, *figures)
     console = Console()
     console.print(table)
     console.print(f"macro-F1 over the four classes: {scores.macro_f1:.3f}", highlight=False)
