@@ -24,20 +24,27 @@ class PrefillStage(LinkWorkload):
         chunk_tokens = rng.choice((512, 1024, 2048, 4096, 8192))
         tensors = rng.choice((1, 1, 2))  # some models hand a residual on beside the hidden states
         stages = rng.choice((2, 4, 8))
+        left = session.max_bytes
         async with self.connect(client, rng) as link:
             for job in session.jobs:
                 await client.until(job.at_s)
-                if client.left_s <= 0:
+                # Short prompts cost more for the frames around their chunks than for the chunks.
+                chunks = -(-job.request.new_tokens // chunk_tokens)
+                left -= self._states_bytes(job, tensors) + STEP_FRAME_BYTES * (chunks * tensors + 1)
+                if client.left_s <= 0 or left < 0:
                     return
                 await self._prompt(link, job, chunk_tokens, tensors, stages, rng)
+
+    def _states_bytes(self, job: Job, tensors: int) -> int:
+        """The prompt's hidden states, cut to what they may cost."""
+        return min(self.model.activation_bytes(job.request.new_tokens) * tensors, int(job.max_bytes * 0.9))
 
     async def _prompt(
         self, link: Link, job: Job, chunk_tokens: int, tensors: int, stages: int, rng: random.Random
     ) -> None:
         chunks = -(-job.request.new_tokens // chunk_tokens)
         tokens = min(chunk_tokens, job.request.new_tokens)
-        total = min(self.model.activation_bytes(job.request.new_tokens) * tensors, int(job.max_bytes * 0.9))
-        size = total // (chunks * tensors)
+        size = self._states_bytes(job, tensors) // (chunks * tensors)
         for number in range(chunks):
             await asyncio.sleep(self.accelerator.pause(rng, self.accelerator.prefill_s(self.model, tokens) / stages))
             for _ in range(tensors):
