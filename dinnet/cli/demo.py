@@ -71,7 +71,7 @@ def _print_score(capture: Path, labels: Path) -> None:
     joined = join(read_records(capture), read_labels(labels), {})
     labelled = joined.labelled
     scores = count(labelled.group, Classifier.load().classify(labelled.records)["class_id"])
-    table = Table(title=f"classes against the senders' labels, {len(labelled)} flows", pad_edge=False)
+    table = Table(title=f"classes against the senders' labels, {len(labelled)} flows", pad_edge=False, padding=0)
     table.add_column("sent as", no_wrap=True)
     for name in (*CLASSES[:N_CLASSES], "none"):
         table.add_column(name, justify="right")
