@@ -17,3 +17,11 @@ class UsageError(DinnetError):
     """The command was used wrongly: an impossible option, a path of the wrong kind."""
 
     exit_code = 2
+
+
+def printable(text: str) -> str:
+    """One line that a terminal shows as it is: control characters and bytes that are no text are escaped.
+
+    File names may hold line breaks and escape sequences.
+    """
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in text)

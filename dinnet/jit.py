@@ -13,5 +13,18 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
     The lock is released while it runs, so that kernels of several threads run side by side.
     """
-    kernel: Callable[..., Any] = njit(cache=True, nogil=True)(function)
+    return _cached(function, nogil=True)
+
+
+def compiled_as(signature: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Compile a function at once, for arguments of the types that `signature` names."""
+    return lambda function: _cached(function, signature)
+
+
+def _cached(function: Callable[..., Any], *signature: str, **options: Any) -> Callable[..., Any]:
+    try:
+        kernel: Callable[..., Any] = njit(*signature, cache=True, **options)(function)
+    except RuntimeError:
+        # No folder to keep compiled code in (a service user, a read-only installation): compile anew each time.
+        kernel = njit(*signature, **options)(function)
     return kernel

@@ -10,7 +10,7 @@ import typer
 
 from dinnet import __version__
 from dinnet.cli.lazy import LazyGroup, Part
-from dinnet.errors import DinnetError
+from dinnet.errors import DinnetError, printable
 
 EXIT_INTERRUPTED = 128 + 2  # as a shell reports SIGINT
 EXIT_BROKEN_PIPE = 128 + 13  # as a shell reports SIGPIPE
@@ -33,7 +33,7 @@ class _Nouns(LazyGroup):
         try:
             return super().invoke(ctx)
         except DinnetError as error:
-            typer.echo(f"dinnet: error: {error}", err=True)
+            typer.echo(f"dinnet: error: {printable(str(error))}", err=True)
             raise typer.Exit(error.exit_code) from error
         except KeyboardInterrupt as error:
             typer.echo("dinnet: interrupted", err=True)
@@ -43,6 +43,11 @@ class _Nouns(LazyGroup):
             # own flush at exit from complaining about it.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(EXIT_BROKEN_PIPE) from error
+        except OSError as error:
+            # A full disk behind standard output, a folder that may not be entered: no fault of this program.
+            where = f": {error.filename}" if error.filename else ""
+            typer.echo(f"dinnet: error: {printable(f'{error.strerror or error}{where}')}", err=True)
+            raise typer.Exit(1) from error
 
 
 app = typer.Typer(

@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar
 import typer
 
 from dinnet.cli.lazy import LazyGroup, Part
-from dinnet.errors import UsageError
+from dinnet.errors import UsageError, printable
 
 
 class _Commands(LazyGroup):
@@ -145,7 +145,7 @@ def pcap(
         sort=sort.value if sort else None,
         top=top,
     )
-    check_view(view)
+    check_view(view, files)
     settings = Settings(
         tunnel=tunnel.value,
         idle_timeout_s=idle_timeout,
@@ -160,7 +160,7 @@ def pcap(
     with interruptible(), progress_bar(files) as (console, on_progress):
 
         def notify(message: str) -> None:
-            line = f"dinnet: {message}"
+            line = f"dinnet: {printable(message)}"
             if console is None:
                 typer.echo(line, err=True)
             else:

@@ -49,11 +49,14 @@ def demo(
 
 
 def _take_sample(out: Path) -> Path:
-    try:
-        for name in ("sample.pcap.zst", "sample.labels.jsonl"):
+    for name in ("sample.pcap.zst", "sample.labels.jsonl"):
+        if not (_SAMPLE / name).is_file():
+            raise DinnetError(f"no recorded sample here ({_SAMPLE / name}): run it in a clone")
+        try:
             shutil.copyfile(_SAMPLE / name, out / name)
-    except OSError as error:
-        raise DinnetError(f"no recorded sample here ({error.filename}): run it in a clone") from error
+        except OSError as error:
+            (out / name).unlink(missing_ok=True)
+            raise DinnetError(f"{out / name}: cannot be written: {error.strerror}") from error
     return out / "sample.pcap.zst"
 
 

@@ -50,7 +50,8 @@ class FlowOptions:
         for name in ("idle_timeout_s", "active_timeout_s"):
             value = getattr(self, name)
             if not 0 < value <= 10**9:
-                raise UsageError(f"{name.replace('_s', '').replace('_', ' ')} must be more than 0 seconds, not {value}")
+                what = name.removesuffix("_s").replace("_", " ")
+                raise UsageError(f"{what} must be more than 0 and at most 10**9 seconds, not {value}")
         if self.emit not in _EMIT:
             raise UsageError(f"emit must be one of {', '.join(_EMIT)}, not {self.emit!r}")
 

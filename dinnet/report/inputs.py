@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from dinnet.errors import UsageError
+from dinnet.errors import DinnetError, UsageError
 
 STDIN: Final = "-"
 
@@ -40,6 +40,8 @@ def find_captures(names: Iterable[str]) -> list[str]:
 def _expand(name: str) -> list[str]:
     if name == STDIN:
         return [name]
+    if not name:
+        raise UsageError("an empty file name; name a capture, a folder, or . for this folder")
     path = Path(name)
     if path.is_dir():
         return _in_folder(path)
@@ -68,7 +70,12 @@ def _in_folder(folder: Path) -> list[str]:
 
 
 def _captures_below(folder: Path) -> list[str]:
+    def refuse(error: OSError) -> None:
+        raise DinnetError(f"{error.filename}: cannot look into this folder: {error.strerror}") from error
+
     found = []
-    for parent, _, files in os.walk(folder):
-        found += [str(Path(parent) / file) for file in files if is_capture_name(file)]
+    for parent, _, files in os.walk(folder, onerror=refuse):
+        paths = [Path(parent, file) for file in files if is_capture_name(file)]
+        # Not FIFOs, which would wait for a writer, nor links to nothing: who means those names them.
+        found += [str(path) for path in paths if path.is_file()]
     return sorted(found)

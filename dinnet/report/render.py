@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from dinnet.jit import compiled_as
 from dinnet.report.rows import Rows
 
 UNSIGNED: Final = 0
@@ -108,7 +108,7 @@ def _pack(parts: Sequence[bytes]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]
     return data, np.cumsum([0] + [len(part) for part in parts]).astype(np.int64)
 
 
-@njit("i8(u8, u1[::1], i8)", cache=True)
+@compiled_as("i8(u8, u1[::1], i8)")
 def _put_unsigned(value, out, at):  # type: ignore[no-untyped-def]
     length = 1
     rest = value // np.uint64(10)
@@ -122,7 +122,7 @@ def _put_unsigned(value, out, at):  # type: ignore[no-untyped-def]
     return at + length
 
 
-@njit("i8(u8, u1[::1], i8)", cache=True)
+@compiled_as("i8(u8, u1[::1], i8)")
 def _put_group(value, out, at):  # type: ignore[no-untyped-def]
     started = False
     for shift in (12, 8, 4, 0):
@@ -134,7 +134,7 @@ def _put_group(value, out, at):  # type: ignore[no-untyped-def]
     return at
 
 
-@njit("i8(u8, u8, u1[::1], i8)", cache=True)
+@compiled_as("i8(u8, u8, u1[::1], i8)")
 def _put_address(hi, lo, out, at):  # type: ignore[no-untyped-def]
     if hi == 0 and lo >> np.uint64(32) == np.uint64(0xFFFF):
         for shift in (24, 16, 8, 0):
@@ -171,7 +171,7 @@ def _put_address(hi, lo, out, at):  # type: ignore[no-untyped-def]
     return at
 
 
-@njit("i8(u8[::1], u8[::1], u1[::1], i4[::1])", cache=True)
+@compiled_as("i8(u8[::1], u8[::1], u1[::1], i4[::1])")
 def _addresses(hi, lo, out, offsets):  # type: ignore[no-untyped-def]
     at = 0
     offsets[0] = 0
@@ -181,7 +181,7 @@ def _addresses(hi, lo, out, offsets):  # type: ignore[no-untyped-def]
     return at
 
 
-@njit("i8(u8[:, ::1], i8[::1], u1[::1], i8[::1], u1[::1], i8[::1], i8[::1], u1[::1])", cache=True)
+@compiled_as("i8(u8[:, ::1], i8[::1], u1[::1], i8[::1], u1[::1], i8[::1], i8[::1], u1[::1])")
 def _render(cells, kinds, literals, literal_at, words, word_at, first_word, out):  # type: ignore[no-untyped-def]
     at = 0
     columns = len(kinds)

@@ -59,8 +59,8 @@ def choose_format(asked: str | None, out: Path | None) -> Format:
     return chosen  # type: ignore[return-value]  # one of FORMATS: checked by the caller's option type
 
 
-def check_view(view: View) -> None:
-    """Refuse what cannot be, before any work.
+def check_view(view: View, files: Sequence[str] = ()) -> None:
+    """Refuse what cannot be, before any work; `files` are the captures, which must not be written over.
 
     Raises:
         UsageError: With what to do instead.
@@ -69,8 +69,15 @@ def check_view(view: View) -> None:
         raise UsageError("--format parquet is binary and is not written to a terminal; use --out FILE or redirect it")
     if view.format != "table" and (view.sort is not None or view.top is not None):
         raise UsageError(f"--sort and --top are for tables; --format {view.format} gives all flows as they end")
-    if view.html is not None and view.out is not None and view.html.absolute() == view.out.absolute():
+    for name, target in (("--out", view.out), ("--html", view.html)):
+        if target is not None and any(_same_file(target, Path(file)) for file in files):
+            raise UsageError(f"{name} {target}: is one of the captures; write to another file")
+    if view.html is not None and view.out is not None and view.html.resolve() == view.out.resolve():
         raise UsageError(f"--html and --out name the same file, {view.out}; give two")
+
+
+def _same_file(one: Path, other: Path) -> bool:
+    return one.exists() and other.exists() and one.samefile(other)
 
 
 def present(
