@@ -101,7 +101,8 @@ class PcapngReader:
             return source.fill(12)
         length = self._word(source, 4)
         if status == LARGE_BLOCK:
-            return source.skip(length)
+            source.cut |= not source.skip(length)
+            return not source.cut
         return source.fill(length)
 
     def _why(self, source: ByteSource) -> str:

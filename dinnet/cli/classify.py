@@ -132,6 +132,8 @@ def pcap(
     from dinnet.report.progress import progress_bar
     from dinnet.report.session import View, check_view, choose_format, exit_code, present, run_engine
 
+    if captures == ["-"] and sys.stdin is None:
+        raise UsageError("-: standard input is closed; pipe a capture into it")
     if captures == ["-"] and is_terminal(sys.stdin):
         raise UsageError("-: standard input is a terminal; pipe a capture into it, as in tcpdump -w - | dinnet ...")
     files = find_captures(captures)

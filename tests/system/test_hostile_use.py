@@ -50,6 +50,12 @@ def test_an_empty_name_is_wrong_use(tmp_path: Path) -> None:
     assert "empty file name" in one_line(run("classify", "pcap", "", cwd=tmp_path), 2)
 
 
+def test_a_closed_standard_input_is_wrong_use(tmp_path: Path) -> None:
+    script = f"exec {sys.executable} -m dinnet classify pcap - <&-"
+    done = subprocess.run(["sh", "-c", script], capture_output=True, check=False, timeout=60, cwd=tmp_path)
+    assert "standard input is closed" in one_line(done, 2)
+
+
 def test_names_with_control_characters_are_shown_escaped(tmp_path: Path) -> None:
     name = "a\n\x1b]0;x\x07.pcap"
     (tmp_path / name).write_bytes(b"garbage that is no capture")

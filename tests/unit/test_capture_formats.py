@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import re
+import struct
 import subprocess
 import sys
 from fractions import Fraction
@@ -14,7 +15,7 @@ import capturekit as kit
 import pytest
 import zstandard
 
-from dinnet.capture import CaptureError
+from dinnet.capture import CaptureError, open_capture
 from dinnet.errors import DinnetError
 
 T0 = kit.T0
@@ -480,3 +481,14 @@ def test_other_link_types_are_refused_by_name(link: int, name: str) -> None:
 def test_other_link_type_in_pcapng_is_refused_by_name() -> None:
     with pytest.raises(CaptureError, match=r"127|(?i:radiotap)"):
         kit.read(kit.shb() + kit.idb(link=127) + kit.epb("<", 0, T0, frame(0)))
+
+
+def test_a_file_cut_inside_a_block_that_is_no_packet_is_told(tmp_path: Path) -> None:
+    block = struct.pack("<II", 0xBAD, 412) + bytes(400) + struct.pack("<I", 412)
+    header = struct.pack("<IIIHHqI", 0x0A0D0D0A, 28, 0x1A2B3C4D, 1, 0, -1, 28)
+    for kept, warnings in ((412, 0), (200, 1), (9, 1)):
+        path = tmp_path / f"{kept}.pcapng"
+        path.write_bytes(header + block[:kept])
+        with open_capture(path) as capture:
+            assert list(capture.batches()) == []
+            assert len(capture.warnings) == warnings
