@@ -46,7 +46,12 @@ def record(
     from dinnet.testbed.workloads import catalogue
 
     workloads = catalogue()
-    scenarios = expand(load_yaml(plan, Plan), {name: kind.group for name, kind in workloads.items()}, list(MODELS))
+    scenarios = expand(
+        load_yaml(plan, Plan),
+        {name: kind.group for name, kind in workloads.items()},
+        list(MODELS),
+        {name: kind.volume for name, kind in workloads.items()},
+    )
     chosen = [scenario for scenario in scenarios if fnmatch.fnmatchcase(scenario.name, only)]
     if not chosen:
         raise UsageError(f"--only {only}: none of the plan's {len(scenarios)} scenarios matches")

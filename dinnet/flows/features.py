@@ -20,7 +20,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dinnet.errors import UsageError
-from dinnet.flows.record import COMMON_DTYPE, DIRECTION_DTYPE, DIRECTION_FIELDS, RECORD_DTYPE, UNSET, Records
+from dinnet.flows.record import (
+    COMMON_DTYPE,
+    DIRECTION_DTYPE,
+    DIRECTION_FIELDS,
+    RECORD_DTYPE,
+    SPLT_PACKETS,
+    SPLT_TURNS,
+    UNSET,
+    Records,
+)
 from dinnet.jit import compiled
 
 
@@ -118,7 +127,17 @@ _DIRECTION: Final = (
     ("bytes_per_turn", "bytes", "payload_bytes / (turns / 2 + 1)", "turns", "payload_bytes"),
 )
 
+#: Columns of the flow's beginning, named by their number from 1: name, unit, formula, fields, how many.
+_OPENING: Final = (
+    ("splt_bytes", "bytes", "splt_bytes_{k}, negative where bit {k} - 1 of splt_rev is set", "splt_bytes_{k} splt_rev"),
+    ("splt_gap", "ms", "splt_gap_us_{k} / 1000", "splt_gap_us_{k}"),
+    ("turn_log2", "log2", "scale of turn_bytes_{k}, negative for a reverse turn", "turn_bytes_{k} splt_rev"),
+    ("turn_wait", "ms", "turn_wait_us_{k} / 1000", "turn_wait_us_{k}"),
+)
+_OPENING_COUNTS: Final = (SPLT_PACKETS, SPLT_PACKETS, SPLT_TURNS, SPLT_TURNS)
+
 _N_TOTAL: Final = len(_TOTAL)
+_N_OPENING: Final = sum(_OPENING_COUNTS)
 _N_DIRECTION: Final = len(_DIRECTION)
 
 
@@ -130,6 +149,11 @@ def _table() -> tuple[Feature, ...]:
         Feature(name, unit, formula, tuple(common.split() + both_sides(sided)))
         for name, unit, formula, common, sided in _TOTAL
     ]
+    for (name, unit, formula, common), count in zip(_OPENING, _OPENING_COUNTS, strict=True):
+        rows += [
+            Feature(f"{name}_{k}", unit, formula.format(k=k), tuple(common.format(k=k).split()))
+            for k in range(1, count + 1)
+        ]
     for side in ("fwd", "rev"):
         rows += [
             Feature(
@@ -268,6 +292,22 @@ def _direction(d, turns, duration_us, out, row, at):
 
 
 @compiled
+def _opening(common, out, row, at):
+    """Write the columns of `_OPENING` from column `at` on."""
+    reverse = common["splt_rev"]
+    for k in range(SPLT_PACKETS):
+        size = float(common["splt_bytes"][k])
+        out[row, at + k] = -size if reverse >> k & 1 else size
+        out[row, at + SPLT_PACKETS + k] = float(common["splt_gap_us"][k]) / 1e3
+    at += 2 * SPLT_PACKETS
+    for k in range(SPLT_TURNS):
+        size = _scale(float(common["turn_bytes"][k]))
+        # Turns alternate, and the first one is the first payload packet's.
+        out[row, at + k] = -size if (reverse ^ k) & 1 else size
+        out[row, at + SPLT_TURNS + k] = float(common["turn_wait_us"][k]) / 1e3
+
+
+@compiled
 def _fill(records, out):
     """Fill `out` (float32, shape (n, _WIDTH)) from the nested records."""
     for row in range(records.shape[0]):
@@ -326,5 +366,6 @@ def _fill(records, out):
         out[row, 22] = duration_us / 1e3 / (turns + 1.0)
         out[row, 23] = 1.0 if common["proto"] == 6 else 0.0
         out[row, 24] = 1.0 if common["proto"] == 17 else 0.0
-        _direction(f, turns, duration_us, out, row, _N_TOTAL)
-        _direction(r, turns, duration_us, out, row, _N_TOTAL + _N_DIRECTION)
+        _opening(common, out, row, _N_TOTAL)
+        _direction(f, turns, duration_us, out, row, _N_TOTAL + _N_OPENING)
+        _direction(r, turns, duration_us, out, row, _N_TOTAL + _N_OPENING + _N_DIRECTION)

@@ -27,6 +27,11 @@ CHECKPOINTS: Final = (4, 8, 16, 32, 64)
 CHECKPOINT_STEP: Final = 64
 CHECKPOINT_STEP_US: Final = 1_000_000
 
+#: How many payload-carrying packets, and how many turns, of a flow's beginning are kept one by one. A turn is a run
+#: of payload-carrying packets of one direction; the k-th one ends where the other side's k+1-th begins.
+SPLT_PACKETS: Final = 8
+SPLT_TURNS: Final = 6
+
 
 class End(IntEnum):
     """Why a record was emitted."""
@@ -39,6 +44,16 @@ class End(IntEnum):
     REUSE = 5  #: a new connection took the same ports
     CAPTURE = 6  #: the capture ended
 
+
+#: Kept one by one of a flow's beginning: name, type, how many, meaning. In the record they are named name_1, name_2
+#: and so on, and are 0 where there has been no such packet or turn. Sequences of packet lengths and times (SPLT) tell
+#: protocols apart by what they open with.
+OPENING_FIELDS: Final = [
+    ("splt_gap_us", "<u4", SPLT_PACKETS),  # since the payload packet before; the first: since the flow's first packet
+    ("turn_bytes", "<u4", SPLT_TURNS),  # payload
+    ("turn_wait_us", "<u4", SPLT_TURNS),  # since the end of the turn before; the first: since the flow's first packet
+    ("splt_bytes", "<u2", SPLT_PACKETS),  # payload
+]
 
 #: Key and common fields. Addresses are as in `dinnet.capture.packet.PACKET_DTYPE`.
 _COMMON: Final = [
@@ -60,7 +75,7 @@ _COMMON: Final = [
     ("ip_version", "u1"),
     ("end", "u1"),  # an `End`
     ("syn_seen", "u1"),  # 1 where the direction was set by a SYN or SYN-ACK
-    ("pad", "<u4"),
+    ("splt_rev", "<u4"),  # bit k - 1: the k-th payload-carrying packet was a reverse one
 ]
 
 #: Fields kept for each direction apart, named fwd_* and rev_* in the record.
@@ -97,14 +112,18 @@ DIRECTION_FIELDS: Final = [
 UNSET: Final = 2**32 - 1
 
 RECORD_DTYPE: Final = np.dtype(
-    [*_COMMON, *((f"{side}_{name}", kind) for side in ("fwd", "rev") for name, kind in DIRECTION_FIELDS)]
+    [
+        *_COMMON,
+        *((f"{name}_{k}", kind) for name, kind, count in OPENING_FIELDS for k in range(1, count + 1)),
+        *((f"{side}_{name}", kind) for side in ("fwd", "rev") for name, kind in DIRECTION_FIELDS),
+    ]
 )
-COMMON_DTYPE: Final = np.dtype(_COMMON)
+COMMON_DTYPE: Final = np.dtype([*_COMMON, *((name, kind, (count,)) for name, kind, count in OPENING_FIELDS)])
 DIRECTION_DTYPE: Final = np.dtype(DIRECTION_FIELDS)
 
-assert COMMON_DTYPE.itemsize == 80
+assert COMMON_DTYPE.itemsize == 176
 assert DIRECTION_DTYPE.itemsize == 144
-assert RECORD_DTYPE.itemsize == 368
+assert RECORD_DTYPE.itemsize == 464
 
 Records = NDArray[np.void]
 """A structured array of RECORD_DTYPE, shape (n,)."""

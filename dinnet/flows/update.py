@@ -31,6 +31,8 @@ from dinnet.flows.record import (
     CHECKPOINTS,
     FULL_SEGMENT_BYTES,
     RECORD_DTYPE,
+    SPLT_PACKETS,
+    SPLT_TURNS,
     UNSET,
     End,
 )
@@ -62,7 +64,7 @@ WORK_DTYPE: Final = np.dtype(
         ("isn_known", "u1"),
         ("emitted", "u1"),  # the first checkpoint's record has been emitted
         ("forward_seen", "u1"),  # a forward packet, in this record or one before an active timeout
-        ("reserved", "u1"),
+        ("payload_packets", "u1"),  # of both directions, counted up to SPLT_PACKETS
     ]
 )
 ROW_BYTES: Final = RECORD_DTYPE.itemsize + 2 * SIDE_WORK_DTYPE.itemsize + WORK_DTYPE.itemsize
@@ -87,6 +89,7 @@ _END_IDLE, _END_ACTIVE, _END_FIN, _END_RST, _END_REUSE, _END_CAPTURE = (
     int(End.CAPTURE),
 )
 _UNSET = UNSET
+_MAX16 = 2**16 - 1
 _MAX32 = 2**32 - 1
 _MAX64 = np.uint64(2**64 - 1)
 _FIRST_CHECKPOINT = CHECKPOINTS[0]
@@ -208,7 +211,13 @@ def _clear(row, common, sides, side_work, work, time_us):
     head.turns = 0
     head.checkpoint = 0
     head.end = 0
-    head.pad = 0
+    head.splt_rev = 0
+    for k in range(SPLT_PACKETS):
+        head.splt_bytes[k] = 0
+        head.splt_gap_us[k] = 0
+    for k in range(SPLT_TURNS):
+        head.turn_bytes[k] = 0
+        head.turn_wait_us[k] = 0
     for side in range(2):
         sums = sides[row, side]
         sums.bytes = sums.payload_bytes = sums.len_sumsq = np.uint64(0)
@@ -228,6 +237,7 @@ def _clear(row, common, sides, side_work, work, time_us):
     state.fins = 0
     state.closed = 0
     state.emitted = 0
+    state.payload_packets = 0
 
 
 @compiled
@@ -271,6 +281,8 @@ def _add_packet(head, sums, work_side, other_work, state, packet, side, time_us)
             delay = np.uint64(time_us - other_work.last_payload_us)
             sums.turn_delay_sum_us = _add(sums.turn_delay_sum_us, delay)
             sums.turn_delay_max_us = max(sums.turn_delay_max_us, _bounded(delay))
+        if state.payload_packets < SPLT_PACKETS or head.turns < SPLT_TURNS:
+            _add_opening(head, work_side, other_work, state, payload, side, time_us)
         state.last_payload_side = side
         work_side.last_payload_us = time_us
     if packet.marks & MARK_TCP_HEADER:
@@ -296,6 +308,29 @@ def _add_packet(head, sums, work_side, other_work, state, packet, side, time_us)
         if not flags & FLAG_RST:
             sums.window_sum = _add(sums.window_sum, np.uint64(packet.window))
             sums.window_min = min(sums.window_min, np.uint32(packet.window))
+
+
+@compiled
+def _add_opening(head, work_side, other_work, state, payload, side, time_us):
+    """Add a payload-carrying packet, already counted in `turns`, to what is kept of the flow's beginning."""
+    if state.last_payload_side == 2:
+        wait = _bounded(np.uint64(time_us - head.first_us))
+    elif state.last_payload_side == side:
+        wait = _bounded(np.uint64(time_us - work_side.last_payload_us))
+    else:
+        wait = _bounded(np.uint64(time_us - other_work.last_payload_us))
+    turn = head.turns
+    if turn < SPLT_TURNS:
+        if state.last_payload_side != side:
+            head.turn_wait_us[turn] = wait
+        head.turn_bytes[turn] = _bounded(np.uint64(head.turn_bytes[turn]) + payload)
+    k = state.payload_packets
+    if k < SPLT_PACKETS:
+        state.payload_packets = k + 1
+        head.splt_gap_us[k] = wait
+        head.splt_bytes[k] = np.uint16(min(payload, np.uint64(_MAX16)))
+        if side:
+            head.splt_rev |= np.uint32(1) << np.uint32(k)
 
 
 @compiled

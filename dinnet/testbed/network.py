@@ -148,9 +148,14 @@ def remove_leftovers() -> list[str]:
 
 @contextlib.contextmanager
 def _terminable() -> Iterator[None]:
-    """Turn SIGTERM and SIGHUP into an exception while the block runs."""
+    """Turn SIGTERM and SIGHUP into an exception while the block runs, or at its end.
+
+    Python drops an exception that is raised in a finalizer or a fork's hook, and a signal may come in one.
+    """
+    arrived: list[int] = []
 
     def raise_terminated(number: int, frame: FrameType | None) -> None:
+        arrived.append(number)
         raise Terminated(number)
 
     if threading.current_thread() is not threading.main_thread():
@@ -162,6 +167,8 @@ def _terminable() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+    if arrived:
+        raise Terminated(arrived[0])
 
 
 @contextlib.contextmanager

@@ -14,8 +14,6 @@ from dinnet.errors import DinnetError
 from dinnet.testbed.network import Link
 from dinnet.testbed.workloads.base import Group
 
-#: How the bytes of a scenario are shared out between its workloads; control and chatter need little.
-_WEIGHTS: Final[dict[Group, int]] = {"prefill": 3, "decode": 2, "control": 1, "data": 3, "other": 2}
 _MIN_BUDGET_BYTES: Final = 200_000
 _KINDS: Final = ("transport", "model", "link", "all")
 
@@ -117,13 +115,19 @@ class _Deck(Generic[Item]):
         return chosen
 
 
-def expand(plan: Plan, groups: Mapping[str, Group], models: Sequence[str] | None = None) -> tuple[Scenario, ...]:
+def expand(
+    plan: Plan,
+    groups: Mapping[str, Group],
+    models: Sequence[str] | None = None,
+    volumes: Mapping[str, float] | None = None,
+) -> tuple[Scenario, ...]:
     """All scenarios of a plan, training first; the same plan and workloads give the same scenarios.
 
     Args:
         plan: The plan.
         groups: The workloads there are: name -> group.
         models: Names of the model shapes there are; None leaves the plan's unchecked.
+        volumes: How a scenario's bytes are shared out: workload -> weight, 1 where it is not given.
 
     Raises:
         DinnetError: The plan names a workload or model that does not exist, or leaves a wanted group empty.
@@ -141,7 +145,8 @@ def expand(plan: Plan, groups: Mapping[str, Group], models: Sequence[str] | None
         if count and group not in trained.values():
             raise DinnetError(f"no workload of group {group!r} is left to train on")
 
-    training = _Dealer(plan, trained, seen_links, seen_models, "train")
+    volumes = volumes or {}
+    training = _Dealer(plan, trained, seen_links, seen_models, "train", volumes)
     scenarios = [training.scenario(f"{plan.name}-{number:03}", "train", ()) for number in range(plan.scenarios)]
     held_groups = {name: groups[name] for name in held.transports}
     kinds = [kind for kind, there in zip(_KINDS, (held_groups, held.models, new_links, True), strict=True) if there]
@@ -152,6 +157,7 @@ def expand(plan: Plan, groups: Mapping[str, Group], models: Sequence[str] | None
             (new_links or seen_links) if kind in ("link", "all") else seen_links,
             (held.models or seen_models) if kind in ("model", "all") else seen_models,
             kind,
+            volumes,
         )
         for kind in kinds
     }
@@ -166,9 +172,16 @@ class _Dealer:
     """Makes scenarios of one kind from the links, models and transports that the kind allows."""
 
     def __init__(
-        self, plan: Plan, groups: Mapping[str, Group], links: Sequence[Link], models: Sequence[str], kind: str
+        self,
+        plan: Plan,
+        groups: Mapping[str, Group],
+        links: Sequence[Link],
+        models: Sequence[str],
+        kind: str,
+        volumes: Mapping[str, float],
     ) -> None:
         self._plan = plan
+        self._volumes = volumes
         self._groups = groups
         self._links = _Deck(links, f"{plan.seed}/{kind}/links")
         self._models = _Deck(models, f"{plan.seed}/{kind}/models")
@@ -187,7 +200,7 @@ class _Dealer:
         rate = self._rates.deal()
         total = min(self._plan.max_bytes, link.rate_mbit * 125_000 * duration_s * self._loads.deal())
         names = list(self._names())
-        weights = [_WEIGHTS[self._groups[workload]] for workload in names]
+        weights = [self._volumes.get(workload, 1.0) for workload in names]
         return Scenario(
             name=name,
             seed=int.from_bytes(hashlib.sha256(f"{self._plan.seed}/{name}".encode()).digest()[:4], "big"),

@@ -115,6 +115,18 @@ def test_saturated_sum_of_squares_is_bounded_by_the_range() -> None:
     assert value(record, "fwd_packet_size_std") == 400.0  # no values in [100, 900] deviate by more
 
 
+def test_the_beginning_is_signed_by_direction() -> None:
+    """The server speaks first: 7 bytes; then 30 and 10 bytes forward; then one reverse turn more."""
+    record = one(
+        splt_rev=0b1001, splt_bytes_1=7, splt_bytes_2=30, splt_bytes_3=10, splt_bytes_4=65_535,
+        splt_gap_us_2=1_500, turn_bytes_1=7, turn_bytes_2=40, turn_bytes_3=2**20 - 1, turn_wait_us_3=20_000,
+    )  # fmt: skip
+    assert [value(record, f"splt_bytes_{k}") for k in range(1, 6)] == [-7, 30, 10, -65_535, 0]
+    assert [value(record, f"splt_gap_{k}") for k in (1, 2)] == [0, 1.5]
+    assert [value(record, f"turn_log2_{k}") for k in range(1, 5)] == [-3, 5 + 9 / 32, -20, 0]
+    assert [value(record, f"turn_wait_{k}") for k in (2, 3)] == [0, 20]
+
+
 def test_one_packet_and_none() -> None:
     packet = one(fwd_packets=1, fwd_bytes=40, fwd_len_sumsq=1600, fwd_len_min=40, fwd_len_max=40, proto=17)
     row = dict(zip(FEATURE_NAMES, features(packet)[0], strict=True))
@@ -129,23 +141,25 @@ def test_one_packet_and_none() -> None:
 @settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_every_possible_record_is_finite(data: st.DataObject) -> None:
-    record = np.frombuffer(data.draw(st.binary(min_size=368, max_size=368)), RECORD_DTYPE).copy()
+    content = data.draw(st.binary(min_size=RECORD_DTYPE.itemsize, max_size=RECORD_DTYPE.itemsize))
+    record = np.frombuffer(content, RECORD_DTYPE).copy()
     for name in data.draw(st.lists(st.sampled_from(RECORD_DTYPE.names), max_size=40)):
         kind = RECORD_DTYPE[name]
         low, high = np.iinfo(kind).min, np.iinfo(kind).max
         record[name] = data.draw(st.sampled_from([0, 1, 2, max(low, -1), high, high - 1, high // 2]))
     values = features(record)
     assert np.isfinite(values).all()
-    assert (values >= 0).all()
+    signed = np.array([name.startswith(("splt_bytes_", "turn_log2_")) for name in FEATURE_NAMES])
+    assert (values[:, ~signed] >= 0).all()
 
 
 @pytest.mark.parametrize("byte", [0x00, 0xFF, 0x7F, 0x80, 0x01])
 def test_extreme_records_are_finite(byte: int) -> None:
-    assert np.isfinite(features(np.frombuffer(bytes([byte]) * 368, RECORD_DTYPE))).all()
+    assert np.isfinite(features(np.frombuffer(bytes([byte]) * RECORD_DTYPE.itemsize, RECORD_DTYPE))).all()
 
 
 def test_batch_equals_single_bit_for_bit() -> None:
-    records = np.frombuffer(np.random.default_rng(7).bytes(368 * 500), RECORD_DTYPE).copy()
+    records = np.frombuffer(np.random.default_rng(7).bytes(RECORD_DTYPE.itemsize * 500), RECORD_DTYPE).copy()
     batch = features(records)
     singles = np.concatenate([features(records[i : i + 1]) for i in range(len(records))])
     assert batch.tobytes() == singles.tobytes()
@@ -179,7 +193,7 @@ def test_no_feature_tells_who_or_when() -> None:
 def test_table() -> None:
     assert FEATURE_NAMES[:5] == FIRST_FIVE
     assert len(set(FEATURE_NAMES)) == len(FEATURES)
-    assert 50 <= len(FEATURES) <= 80
+    assert 50 <= len(FEATURES) <= 120
     for feature in FEATURES:
         assert re.fullmatch(r"[a-z][a-z0-9_]*", feature.name)
         assert feature.unit

@@ -50,6 +50,7 @@ class Flow:
         self.payload_at: dict[str, int] = {}
         self.burst = {"fwd": 0, "rev": 0}
         self.speaker = ""
+        self.listed = 0
 
     def side(self, p: Record) -> str:
         same = all(p[n] == self.r[n] for n in ("src_hi", "src_lo", "sport", "dst_hi", "dst_lo", "dport"))
@@ -98,6 +99,16 @@ class Flow:
                 r["turns"] += 1
                 plus("turn_delay_sum_us", t - self.payload_at[other])
                 most("turn_delay_max_us", t - self.payload_at[other])
+            wait = min(t - max(self.payload_at.values(), default=r["first_us"]), NONE)
+            self.listed += 1
+            if self.listed <= 8:
+                r[f"splt_bytes_{self.listed}"] = min(payload, 65535)
+                r[f"splt_gap_us_{self.listed}"] = wait
+                r["splt_rev"] |= (side == "rev") << self.listed - 1
+            if (turn := r["turns"] + 1) <= 6:
+                r[f"turn_bytes_{turn}"] = min(r[f"turn_bytes_{turn}"] + payload, NONE)
+                if self.speaker != side:
+                    r[f"turn_wait_us_{turn}"] = wait
             self.speaker, self.payload_at[side] = side, t
         if p["proto"] == 6:
             for bit, name in ((SYN, "syn"), (FIN, "fin"), (RST, "rst"), (PSH, "psh"), (ACK, "ack")):

@@ -121,10 +121,15 @@ def test_one_short_connection_counted_by_hand() -> None:
         "rev_gap_sumsq_us": 2_600**2,
         "rev_turn_delay_sum_us": 5_100,
         "rev_turn_delay_max_us": 5_100,
+        "splt_rev": 0b1110,
     }
+    want |= {f"splt_bytes_{k}": size for k, size in enumerate([300, 1400, 200, 100, 0, 0, 0, 0], start=1)}
+    want |= {f"splt_gap_us_{k}": gap for k, gap in enumerate([200, 5_100, 100, 2_600, 0, 0, 0, 0], start=1)}
+    want |= {f"turn_bytes_{k}": size for k, size in enumerate([300, 1_700, 0, 0, 0, 0], start=1)}
+    want |= {f"turn_wait_us_{k}": wait for k, wait in enumerate([200, 5_100, 0, 0, 0, 0], start=1)}
     assert kit.five_tuple(r) == FORWARD
     assert {name: int(r[name]) for name in want} == want
-    key = {"src_hi", "src_lo", "dst_hi", "dst_lo", "sport", "dport", "pad"}
+    key = {"src_hi", "src_lo", "dst_hi", "dst_lo", "sport", "dport"}
     assert set(want) | key == set(RECORD_DTYPE.names or ())
 
 

@@ -119,7 +119,7 @@ def runs() -> dict[str, tuple[list[dict[str, Any]], Relay, int]]:
 
         async def one(kind: type[Workload]) -> tuple[list[dict[str, Any]], Relay, int]:
             async with room:
-                return await run(kind, profile(duration_s=1.5))
+                return await run(kind, profile(duration_s=2.5))
 
         results = await asyncio.gather(*(one(kind) for kind in WORKLOADS.values()))
         return dict(zip(WORKLOADS, results, strict=True))

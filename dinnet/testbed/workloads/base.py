@@ -88,6 +88,7 @@ class Workload(ABC):
     name: ClassVar[str]  # unique, "kind/transport", such as "kv/raw-tcp-layerwise"
     group: ClassVar[Group]
     needs_model: ClassVar[bool] = False
+    volume: ClassVar[float] = 1.0  # its share of a scenario's bytes, against that of the other workloads
 
     def __init__(self, profile: Profile) -> None:
         self.profile = profile

@@ -17,12 +17,14 @@ from dinnet.testbed.workloads.links import GrpcLink, GrpcUnaryLink, HttpLink, Li
 from dinnet.testbed.workloads.session import Client, Session, SocketWorkload
 
 EXCHANGE_BYTES = 1_200  # planned for the frames of one small exchange
+VOLUME = 0.3
 
 
 class Heartbeat(LinkWorkload):
     """A small report at a jittered interval, as long as the node lives."""
 
     group = "control"
+    volume = VOLUME
     per_connection = (1, 1)
     interval_s: ClassVar[tuple[float, float]] = (0.05, 1.0)
     report_bytes: ClassVar[tuple[int, int]] = (0, 600)
@@ -84,6 +86,7 @@ class Dispatch(LinkWorkload):
     """The scheduler places requests on workers: a small call each, answered when it is queued."""
 
     group = "control"
+    volume = VOLUME
 
     async def session(self, client: Client, session: Session) -> None:
         rng = session.rng
@@ -92,7 +95,7 @@ class Dispatch(LinkWorkload):
                 await client.until(job.at_s)
                 if client.left_s <= 0:
                     return
-                size = min(rng.randint(100, 4000), max(0, job.max_bytes - EXCHANGE_BYTES))
+                size = min(int(300 * rng.lognormvariate(0.0, 0.7)), max(0, job.max_bytes - EXCHANGE_BYTES))
                 await link.ask(size, request=f"{rng.getrandbits(64):016x}", tokens=job.request.prompt_tokens)
 
     async def reply(self, link: Link, rng: random.Random) -> None:
@@ -132,6 +135,7 @@ class LongPoll(LinkWorkload):
 
     name = "control/register-longpoll"
     group = "control"
+    volume = VOLUME
     link = HttpLink
     per_connection = (1, 1)
 
@@ -158,6 +162,7 @@ class Watch(LinkWorkload):
 
     name = "control/etcd-watch"
     group = "control"
+    volume = VOLUME
     link = GrpcLink
     per_connection = (1, 1)
 
@@ -208,6 +213,7 @@ class Scrape(SocketWorkload):
 
     name = "control/prometheus-scrape"
     group = "control"
+    volume = VOLUME
     per_connection = (1, 1)
     kept_share: ClassVar[float] = 0.7  # of the scrapers that keep their connection
     typical_bytes: ClassVar[int] = 22_000
@@ -263,6 +269,7 @@ class Probe(SocketWorkload):
 
     name = "control/http-probe"
     group = "control"
+    volume = VOLUME
     per_connection = (1, 1)
     connections = (15, 60)
 
@@ -305,6 +312,7 @@ class HeartbeatUdp(Workload):
 
     name = "control/heartbeat-udp"
     group = "control"
+    volume = VOLUME
 
     async def serve(self, host: str, ready: Callable[[int], None]) -> None:
         transport, _ = await asyncio.get_running_loop().create_datagram_endpoint(_Echo, (host, 0))

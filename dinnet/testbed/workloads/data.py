@@ -15,6 +15,9 @@ from dinnet.testbed.workloads.session import Client, Job, Session, SocketWorkloa
 FRAME_BYTES = 1_200  # planned for the heads of one exchange
 MIB = 1 << 20
 BULK_LOAD = (0.4, 0.9)  # bulk takes what the link gives
+BULK_VOLUME = 8.0
+BULK_CONNECTIONS = (2, 8)
+BULK_LEAST_BYTES = 2_000_000  # of a connection
 
 
 async def send_paced(channel: Channel, size: int, rng: random.Random, paced: bool) -> None:
@@ -34,8 +37,10 @@ class HttpDownload(SocketWorkload):
 
     group = "data"
     load = BULK_LOAD
+    volume = BULK_VOLUME
     needs_model = True
-    connections = (4, 16)
+    connections = BULK_CONNECTIONS
+    least_bytes = BULK_LEAST_BYTES
     per_connection = (1, 6)
     ranges: ClassVar[bool] = True
     chunk_bytes: ClassVar[int] = 0  # of a chunked answer; 0: Content-Length
@@ -106,7 +111,9 @@ class MultipartUpload(SocketWorkload):
     name = "data/multipart-upload"
     group = "data"
     load = BULK_LOAD
-    connections = (4, 16)
+    volume = BULK_VOLUME
+    connections = BULK_CONNECTIONS
+    least_bytes = BULK_LEAST_BYTES
     per_connection = (1, 6)
 
     async def session(self, client: Client, session: Session) -> None:
@@ -160,7 +167,9 @@ class RsyncPush(SocketWorkload):
     name = "data/rsync-push"
     group = "data"
     load = BULK_LOAD
-    connections = (3, 12)
+    volume = BULK_VOLUME
+    connections = BULK_CONNECTIONS
+    least_bytes = BULK_LEAST_BYTES
     per_connection = (1, 12)
 
     async def session(self, client: Client, session: Session) -> None:
@@ -205,6 +214,7 @@ class Batches(LinkWorkload):
     """Batches at an interval, each confirmed: logs, samples."""
 
     group = "data"
+    volume = 1.5
     per_connection = (1, 1)
     connections = (3, 16)
     interval_s: ClassVar[tuple[float, float]] = (0.2, 2.0)
@@ -263,8 +273,10 @@ class CheckpointUpload(LinkWorkload):
     name = "data/checkpoint-tcp"
     group = "data"
     load = BULK_LOAD
+    volume = BULK_VOLUME
     needs_model = True
-    connections = (3, 12)
+    connections = BULK_CONNECTIONS
+    least_bytes = BULK_LEAST_BYTES
     per_connection = (1, 8)
     link = RawLink
 
@@ -299,8 +311,10 @@ class PeerExchange(LinkWorkload):
     name = "data/p2p-pieces"
     group = "data"
     load = BULK_LOAD
+    volume = BULK_VOLUME
     needs_model = True
-    connections = (4, 20)
+    connections = BULK_CONNECTIONS
+    least_bytes = BULK_LEAST_BYTES
     per_connection = (1, 10)
     link = RawLink
 

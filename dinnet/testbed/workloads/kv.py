@@ -12,7 +12,12 @@ from dinnet.testbed.workloads.links import GrpcLink, HttpLink, Link, LinkWorkloa
 from dinnet.testbed.workloads.session import Client, Job, Session, SocketWorkload
 
 BLOCK_TOKENS = 16  # of a KV cache block, vLLM's default
+READ_HEADER_BYTES = 21  # of a piece of an answer to a remote read
 LEAST_MESSAGE = 16_384  # smaller layers are sent together
+VOLUME = 8.0  # the KV cache is most of what inference sends
+CONNECTIONS = (2, 8)  # a pair of nodes keeps one, or one for each rank of a tensor-parallel group
+HAND_OFFS = (2, 10)  # of a connection within a scenario's few seconds
+LEAST_BYTES = 1_000_000
 
 
 def _kv_bytes(workload: SocketWorkload, job: Job) -> int:
@@ -25,7 +30,10 @@ class KvPush(LinkWorkload):
 
     group = "prefill"
     needs_model = True
-    connections = (5, 24)
+    volume = VOLUME
+    connections = CONNECTIONS
+    per_connection = HAND_OFFS
+    least_bytes = LEAST_BYTES
     link: ClassVar[type[Link]] = RawLink
     layerwise: ClassVar[bool] = True
 
@@ -97,6 +105,8 @@ class KvOneShot(KvPush):
 
     name = "kv/raw-tcp-oneshot"
     layerwise = False
+    connections = (3, 12)
+    per_connection = (1, 4)  # some systems connect anew for each request
 
     def pieces(self, job: Job, rng: random.Random) -> list[int]:
         return [_kv_bytes(self, job)]
@@ -119,7 +129,7 @@ class KvParallel(KvPush):
     """One request's cache over several connections at once, each with its share of every layer."""
 
     name = "kv/parallel-tcp"
-    connections = (2, 8)
+    connections = (1, 3)
 
     async def session(self, client: Client, session: Session) -> None:
         ways = max(1, min(session.rng.choice((2, 3, 4, 8)), session.max_bytes // 32_768))
@@ -148,7 +158,10 @@ class KvSlices(SocketWorkload):
     name = "kv/slices-64k"
     group = "prefill"
     needs_model = True
-    connections = (5, 24)
+    volume = VOLUME
+    connections = CONNECTIONS
+    per_connection = HAND_OFFS
+    least_bytes = LEAST_BYTES
 
     async def session(self, client: Client, session: Session) -> None:
         rng = session.rng
@@ -186,7 +199,10 @@ class KvPull(LinkWorkload):
     name = "kv/pull-blocks"
     group = "prefill"
     needs_model = True
-    connections = (5, 24)
+    volume = VOLUME
+    connections = CONNECTIONS
+    per_connection = HAND_OFFS
+    least_bytes = LEAST_BYTES
     link: ClassVar[type[Link]] = RawLink
     metadata_bytes: ClassVar[tuple[int, int]] = (800, 6000)
 
@@ -231,6 +247,62 @@ class KvTlsPull(KvPull):
     tls = True
 
 
+class KvRemoteRead(SocketWorkload):
+    """Remote reads emulated on TCP: a small request for each block and layer, all sent at once, answered in order.
+
+    As RDMA libraries do where there is no RDMA: an active-message header of 5 bytes, a request of an address, a
+    length and a key, answers cut into messages of a few KiB, and a notice when the blocks may be freed.
+    """
+
+    name = "kv/remote-read"
+    group = "prefill"
+    needs_model = True
+    volume = VOLUME
+    connections = CONNECTIONS
+    per_connection = HAND_OFFS
+    least_bytes = LEAST_BYTES
+
+    async def session(self, client: Client, session: Session) -> None:
+        rng = session.rng
+        segment = rng.choice((8_192, 8_192, 65_536))
+        hello = rng.randint(30, 400)
+        async with client.connection(rng, first_request=session.first_request) as channel:
+            await channel.send(struct.pack("<BIII", 0, hello, segment, 0), payload(hello))
+            await channel.skip(hello)
+            for job in session.jobs:
+                await client.until(job.at_s)
+                if client.left_s <= 0:
+                    return
+                await self._read(channel, job, segment, rng.randint(40, 120))
+
+    async def _read(self, channel: Channel, job: Job, segment: int, notice: int) -> None:
+        total = _kv_bytes(self, job)
+        blocks = -(-job.request.new_tokens // BLOCK_TOKENS) * self.model.layers
+        reads = max(1, min(blocks, total // 2_048))
+        size = total // reads
+        answers = reads * (size + READ_HEADER_BYTES * -(-size // segment))
+        receiving = asyncio.create_task(channel.skip(answers))
+        for first in range(0, reads, 64):  # a queue of requests is written as one
+            count = min(64, reads - first)
+            await channel.send(b"".join(struct.pack("<BI40xII", 1, 48, size, 0) for _ in range(count)))
+        await receiving
+        await channel.send(struct.pack("<BIII", 2, notice, 0, 0), payload(notice))
+
+    async def answer(self, channel: Channel, rng: random.Random) -> None:
+        _, hello, segment, _ = struct.unpack("<BIII", await channel.exactly(13))
+        await channel.skip(hello)
+        await channel.send(payload(hello))
+        while True:
+            kind, length = struct.unpack("<BI", await channel.exactly(5))
+            if kind == 2:
+                await channel.skip(8 + length)
+                continue
+            size, _ = struct.unpack("<40xII", await channel.exactly(48))
+            for at in range(0, size, segment):
+                piece = min(segment, size - at)
+                await channel.send(struct.pack("<BI16x", 3, piece), payload(piece))
+
+
 KV: tuple[type[SocketWorkload], ...] = (
     KvRawTcp,
     KvTls,
@@ -244,4 +316,5 @@ KV: tuple[type[SocketWorkload], ...] = (
     KvPull,
     KvHttpGet,
     KvTlsPull,
+    KvRemoteRead,
 )

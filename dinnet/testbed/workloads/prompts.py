@@ -17,6 +17,7 @@ class Prompt(LinkWorkload):
 
     group = "prefill"
     needs_model = True
+    volume = 1.5
     weighed_by = "prompt_tokens"
     bytes_per_token: ClassVar[float]
     longest_bytes: ClassVar[int] = 2**31  # of the prompts that this way is used for

@@ -21,7 +21,6 @@ from dinnet.testbed.workloads.compute import Accelerator
 
 GRACE_S = 1.0  # that connections get to come to their end after the profile's duration
 SHARE_OF_BUDGET = 0.75  # planned as payload; the rest is for heads, acknowledgements and handshakes
-LEAST_BYTES = 32_768  # that a connection needs to be worth opening
 
 
 @dataclass(frozen=True)
@@ -117,6 +116,7 @@ class SocketWorkload(Workload):
     connections: ClassVar[tuple[int, int]] = (5, 30)
     per_connection: ClassVar[tuple[int, int]] = (1, 6)
     load: ClassVar[tuple[float, float]] = (0.15, 0.7)  # share of what the link can carry
+    least_bytes: ClassVar[int] = 32_768  # that a connection needs to be worth opening
     weighed_by: ClassVar[str] = "new_tokens"  # the attribute of Request that shares out the byte budget
 
     def __init__(self, profile: Profile) -> None:
@@ -209,7 +209,7 @@ class SocketWorkload(Workload):
     def plan(self) -> list[Session]:
         """Share the profile's requests and bytes out to connections."""
         profile, rng = self.profile, self.profile.rng(f"{self.name}/plan")
-        most = max(1, min(self.connections[1], profile.byte_budget // LEAST_BYTES))
+        most = max(1, min(self.connections[1], profile.byte_budget // self.least_bytes))
         count = round(math.exp(rng.uniform(math.log(min(self.connections[0], most)), math.log(most))))
         single = rng.random() < 0.4 and self.per_connection[0] == 1
         sizes = [1 if single else rng.randint(*self.per_connection) for _ in range(count)]

@@ -16,7 +16,8 @@ class PrefillStage(LinkWorkload):
 
     group = "prefill"
     needs_model = True
-    connections = (5, 16)
+    volume = 4.0
+    connections = (3, 12)
     per_connection = (1, 10)
 
     async def session(self, client: Client, session: Session) -> None:
@@ -79,6 +80,7 @@ class DecodeStage(LinkWorkload):
 
     group = "decode"
     needs_model = True
+    volume = 2.0
     connections = (5, 16)
     per_connection = (1, 1)
 
