@@ -74,6 +74,18 @@ def record(
 
 
 @app.command()
+def relabel(
+    captures: Annotated[Path, typer.Argument(help="Folder of captures that `record --keep-captures` kept.")],
+    out: Annotated[Path, typer.Option("--out", "-o", file_okay=False, help="Folder for the corpus files.")],
+) -> None:
+    """Make the corpus files again from kept captures: where the flow record has changed since."""
+    from dinnet.testbed.corpus import relabel
+
+    for target, joined in relabel(captures, out):
+        typer.echo(f"{target}: {len(joined.labelled)} records", err=True)
+
+
+@app.command()
 def demo(
     out: Annotated[Path, typer.Option("--out", "-o", file_okay=False, help="Folder for the capture and its labels.")],
     config: Annotated[
@@ -85,7 +97,7 @@ def demo(
     from dinnet.testbed.config import load_yaml
     from dinnet.testbed.corpus import label_capture
     from dinnet.testbed.demo import demo_scenario
-    from dinnet.testbed.runner import run_scenario
+    from dinnet.testbed.runner import manifest, run_scenario
     from dinnet.testbed.scenario import Scenario
     from dinnet.testbed.workloads import catalogue
 
@@ -97,7 +109,7 @@ def demo(
     typer.echo(f"recording {len(scenario.workloads)} workloads for {scenario.duration_s:g} s ...", err=True)
     with _terminated_as_exit():
         recording = run_scenario(scenario, out, workloads, traces)
-    joined = label_capture(recording)
+    joined = label_capture(recording.capture, recording.labels, manifest(recording))
     capture, labels = out / "demo.pcap", out / "demo.labels.jsonl"
     recording.capture.replace(capture)
     recording.labels.replace(labels)

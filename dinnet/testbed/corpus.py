@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from dinnet.classifier.corpus import LabelledRecords
 from dinnet.errors import DinnetError
@@ -20,6 +21,8 @@ from dinnet.testbed.workloads.base import Workload
 
 _FAILED: Final = "failed"  # folder of what failed scenarios left behind
 _WORKING: Final = ".recording-"
+_LABELS: Final = ".labels.jsonl"  # of the files that are kept of a scenario beside its .pcap
+_MANIFEST: Final = ".json"
 
 
 @dataclass(frozen=True)
@@ -50,18 +53,40 @@ def complete(path: Path, scenario: Scenario) -> bool:
         return False
 
 
-def label_capture(recording: Recording) -> Joined:
-    """The labelled records of a recording.
+def label_capture(capture: Path, labels: Path, about: dict[str, Any]) -> Joined:
+    """The labelled records of a capture; `about` is the manifest, without its transports and models.
 
     Raises:
-        DinnetError: The capture cannot be read, or none of its flows has a label.
+        DinnetError: The capture or the labels cannot be read, or none of its flows has a label.
     """
-    records = (part.copy() for part in read_records(recording.capture, options=FlowOptions(emit="all")))
-    joined = join(records, read_labels(recording.labels), manifest(recording))
+    records = (part.copy() for part in read_records(capture, options=FlowOptions(emit="all")))
+    joined = join(records, read_labels(labels), about)
     if not len(joined.labelled):
-        raise DinnetError(f"{recording.capture}: none of its {joined.flows} flows has a label")
+        raise DinnetError(f"{capture}: none of its {joined.flows} flows has a label")
     joined.labelled.manifest["unlabelled_flows"] = joined.unlabelled_flows
     return joined
+
+
+def relabel(captures: Path, out: Path) -> Iterator[tuple[Path, Joined]]:
+    """Make the corpus files again from captures that `record_corpus` kept: for a new layout of the flow record.
+
+    Raises:
+        DinnetError: No captures there, or one without its labels or manifest.
+    """
+    found = sorted(captures.glob("*.pcap"))
+    if not found:
+        raise DinnetError(f"{captures}: no kept captures (*.pcap) in this folder")
+    for capture in found:
+        about_file = capture.with_suffix(_MANIFEST)
+        try:
+            about = json.loads(about_file.read_text())
+            target = out / str(about["split"]) / f"{about['scenario']}.npz"
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise DinnetError(f"{about_file}: not the manifest of a kept capture: {error}") from error
+        joined = label_capture(capture, capture.with_suffix(_LABELS), about)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        joined.labelled.save(target)
+        yield target, joined
 
 
 def record_corpus(
@@ -91,7 +116,7 @@ def record_corpus(
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             recording = run_scenario(scenario, folder, workloads, traces)
-            joined = label_capture(recording)
+            joined = label_capture(recording.capture, recording.labels, manifest(recording))
             joined.labelled.save(target)
             if keep_captures:
                 _keep(recording, out / "captures")
@@ -117,9 +142,11 @@ def _remove_abandoned(out: Path) -> None:
 
 def _keep(recording: Recording, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    name = recording.scenario.name
-    shutil.move(recording.capture, folder / f"{name}.pcap")
-    shutil.move(recording.labels, folder / f"{name}.labels.jsonl")
+    capture = folder / f"{recording.scenario.name}.pcap"
+    about = json.dumps(manifest(recording), indent=1)
+    shutil.move(recording.capture, capture)
+    shutil.move(recording.labels, capture.with_suffix(_LABELS))
+    capture.with_suffix(_MANIFEST).write_text(about + "\n")
 
 
 def _set_aside(folder: Path, target: Path) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from dinnet.capture import open_capture
-from dinnet.classifier.corpus import GROUPS
+from dinnet.classifier.corpus import GROUPS, LabelledRecords
 from dinnet.errors import DinnetError
 from dinnet.testbed.network import Link, Network, leftovers, network, remove_leftovers, require_root
 from dinnet.testbed.process import NETNS_FOLDER, inside
@@ -255,7 +255,7 @@ def _running(pid: int) -> bool:
 @needs_root
 def test_a_scenario_from_end_to_end(tmp_path: Path) -> None:
     from dinnet.testbed.config import load_yaml
-    from dinnet.testbed.corpus import complete, corpus_file, record_corpus
+    from dinnet.testbed.corpus import complete, corpus_file, record_corpus, relabel
     from dinnet.testbed.scenario import Scenario
     from dinnet.testbed.workloads import catalogue
 
@@ -284,10 +284,14 @@ def test_a_scenario_from_end_to_end(tmp_path: Path) -> None:
     assert (out / "captures" / "tiny.pcap").stat().st_size > 10_000
     assert not (out / "failed").exists()
     assert complete(corpus_file(out, scenario), scenario)
+    # The kept capture gives the same records again.
+    ((again, _),) = relabel(out / "captures", tmp_path / "relabelled")
+    recorded = LabelledRecords.load(corpus_file(out, scenario))
+    assert LabelledRecords.load(again).digest() == recorded.digest()
     # Again: it is there, and nothing is recorded.
-    (again,) = record_corpus([scenario], out, catalogue())
-    assert again.recording is None
-    assert again.error is None
+    (second,) = record_corpus([scenario], out, catalogue())
+    assert second.recording is None
+    assert second.error is None
     # Another description of the same name is recorded anew.
     assert not complete(corpus_file(out, scenario), scenario.model_copy(update={"seed": 5}))
 
