@@ -2,6 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+from typing import Final
+
+#: Reasons of the system that say too little by themselves.
+_REASONS: Final = {
+    errno.ELOOP: "a loop of symbolic links",
+    errno.ENAMETOOLONG: "the name is too long",
+    errno.ENOENT: "no such file or folder",
+    errno.ENOTDIR: "a part of the path is a file, not a folder",
+}
+
 
 class DinnetError(Exception):
     """Work failed for a reason the user can act on.
@@ -14,9 +25,17 @@ class DinnetError(Exception):
 
 
 class UsageError(DinnetError):
-    """The command was used wrongly: an impossible option, a path of the wrong kind."""
+    """The command was used wrongly: an impossible option, a path of the wrong kind.
+
+    What is merely not there, or cannot be read or written, is no wrong use.
+    """
 
     exit_code = 2
+
+
+def reason(error: OSError) -> str:
+    """Why the system refused, in words for a message that names the file itself."""
+    return _REASONS.get(error.errno or 0) or error.strerror or str(error)
 
 
 def printable(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import socket
 import struct
@@ -10,7 +11,7 @@ import threading
 from pathlib import Path
 from typing import Final
 
-from dinnet.errors import DinnetError
+from dinnet.errors import DinnetError, reason
 
 SIOCGIFINDEX: Final = 0x8933
 SIOCGIFFLAGS: Final = 0x8913
@@ -35,22 +36,13 @@ def open_socket(netns: str | None, kind: int) -> socket.socket:
     """A packet socket that receives nothing yet, made in network namespace `netns`."""
     if netns is None:
         return _raw_socket(kind)
-    path = Path(netns) if "/" in netns else _NETNS_FOLDER / netns
     made: list[socket.socket] = []
     failed: list[BaseException] = []
 
     def enter() -> None:
         try:
-            with path.open("rb") as namespace:
-                libc = ctypes.CDLL(None, use_errno=True)
-                if libc.setns(namespace.fileno(), _CLONE_NEWNET) != 0:
-                    code = ctypes.get_errno()
-                    raise OSError(code, os.strerror(code))
+            _enter(netns)
             made.append(_raw_socket(kind))
-        except FileNotFoundError:
-            failed.append(DinnetError(f"no network namespace {netns}: `ip netns list` shows those there are"))
-        except OSError as error:
-            failed.append(DinnetError(f"cannot enter network namespace {netns}: {error.strerror}; this needs root"))
         except DinnetError as error:
             failed.append(error)
 
@@ -62,6 +54,33 @@ def open_socket(netns: str | None, kind: int) -> socket.socket:
     if failed:
         raise failed[0]
     return made[0]
+
+
+def _enter(netns: str) -> None:
+    """Move this thread into network namespace `netns`, a name as in `ip netns` or a path.
+
+    Raises:
+        DinnetError: There is none, or this process may not enter it.
+    """
+    is_path = "/" in netns
+    where = f"network namespace {netns}"
+    try:
+        # A path may name anything; of a FIFO, a plain open would wait for a writer.
+        namespace = os.open(netns if is_path else _NETNS_FOLDER / netns, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        advice = "" if is_path else ": `ip netns list` shows those there are"
+        if error.errno == errno.ENOENT and not is_path:
+            raise DinnetError(f"no {where}{advice}") from error
+        raise DinnetError(f"{where}: {reason(error)}{advice}") from error
+    try:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.setns(namespace, _CLONE_NEWNET) != 0:
+            code = ctypes.get_errno()
+            if code == errno.EINVAL:
+                raise DinnetError(f"{where}: it is something else than a network namespace")
+            raise DinnetError(f"{where}: cannot enter it: {os.strerror(code)}; this needs root")
+    finally:
+        os.close(namespace)
 
 
 def _raw_socket(kind: int) -> socket.socket:

@@ -32,6 +32,9 @@ _PACKET: Final = 2  # obsolete, still written by old tools
 _SIMPLE_PACKET: Final = 3
 _ENHANCED_PACKET: Final = 6
 
+#: Bytes of a packet block without a packet.
+_LEAST_PACKET_BYTES: Final = {_PACKET: 32, _SIMPLE_PACKET: 16, _ENHANCED_PACKET: 32}
+
 #: Bounds what a hostile file can make the reader remember.
 _MAX_INTERFACES: Final = 65_536
 #: Section headers and interface descriptions are held whole; none is longer than this in earnest.
@@ -96,7 +99,7 @@ class PcapngReader:
                 f"(byte {source.offset})"
             )
         if status == DAMAGED:
-            raise CaptureError(f"{source.name}: damaged block at byte {source.offset}{self._why(source)}")
+            raise CaptureError(f"{source.name}: damaged block at byte {source.offset}: {self._why(source)}")
         if source.available < 12:
             return source.fill(12)
         length = self._word(source, 4)
@@ -106,12 +109,19 @@ class PcapngReader:
         return source.fill(length)
 
     def _why(self, source: ByteSource) -> str:
-        """What is wrong with the packet block at the window's start, where that can be told."""
-        if source.available >= 12 and self._word(source, 0) in (_PACKET, _SIMPLE_PACKET, _ENHANCED_PACKET):
-            interface = self._packet_interface(source)
-            if interface >= self._section_interfaces:
-                return f": its interface {interface} has no description"
-        return ""
+        """What is wrong with the block at the window's start, of which 12 bytes are there at least."""
+        kind, length = self._word(source, 0), self._word(source, 4)
+        if length < 12 or length % 4:
+            return f"its length is {length}"
+        least = _LEAST_PACKET_BYTES[kind]
+        if length < least:
+            return f"its length {length} is too short for its type, which takes {least} bytes at least"
+        if length > MAX_FRAME_BYTES:
+            return f"its length is {length}: no capture tool writes a packet that long"
+        interface = self._packet_interface(source)
+        if interface >= self._section_interfaces:
+            return f"its interface {interface} has no description"
+        return f"its packet is longer than the block's {length} bytes"
 
     def _word(self, source: ByteSource, at: int) -> int:
         order = ">u4" if self.big_endian else "<u4"
@@ -146,7 +156,11 @@ class PcapngReader:
         block = source.data[source.start : source.start + length].tobytes()
         order = ">" if self.big_endian else "<"
         if head[:4] == b"\x0a\x0d\x0d\x0a":
-            if length < 28 or struct.unpack_from(f"{order}H", block, 12)[0] != 1:
+            if length < 28:
+                raise CaptureError(
+                    f"{source.name}: damaged section header at byte {source.offset}: its length {length} is too short"
+                )
+            if struct.unpack_from(f"{order}H", block, 12)[0] != 1:
                 raise CaptureError(f"{source.name}: unknown pcapng version at byte {source.offset}")
             self._section_interfaces = 0
         else:
@@ -156,7 +170,10 @@ class PcapngReader:
 
     def _add_interface(self, source: ByteSource, block: bytes, order: str) -> None:
         if len(block) < 20:
-            raise CaptureError(f"{source.name}: damaged interface description at byte {source.offset}")
+            raise CaptureError(
+                f"{source.name}: damaged interface description at byte {source.offset}: "
+                f"its length {len(block)} is too short"
+            )
         if self._section_interfaces == _MAX_INTERFACES:
             raise CaptureError(f"{source.name}: more than {_MAX_INTERFACES} interfaces in one section")
         if self._section_interfaces == len(self._table):

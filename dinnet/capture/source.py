@@ -15,6 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dinnet.capture.errors import CaptureError
+from dinnet.capture.zstdframes import ZSTD_MAGIC, ZstdFrames
+from dinnet.errors import reason
 
 _BUFFER_BYTES: Final = 1 << 20
 #: Files of at least this size are read (and decompressed) by a thread of their own.
@@ -22,8 +24,8 @@ _READ_AHEAD_FROM: Final = 1 << 23
 _BLOCKS: Final = 4
 #: Room before each block for what the block before it left over.
 _HEADROOM: Final = 1 << 16
+_ENDS_EARLY: Final = "it is cut: the compressed data ends before its end marker"
 _GZIP_MAGIC: Final = b"\x1f\x8b"
-_ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
 
 
 class ByteSource:
@@ -45,6 +47,7 @@ class ByteSource:
         self.data: NDArray[np.uint8] = np.empty(_BUFFER_BYTES, np.uint8)
         self._owned = False
         self._ahead: _ReadAhead | None = None
+        self._frames: ZstdFrames | None = None
         self._raw: Any = self._open(source)
         self._stream: Any = self._raw
         try:
@@ -68,18 +71,19 @@ class ByteSource:
             if path.is_file():
                 self.size = path.stat().st_size
         except OSError as error:
-            raise CaptureError(f"cannot open {path}: {error.strerror or error}") from error
+            raise CaptureError(f"cannot open {path}: {reason(error)}") from error
         self._owned = True
         return handle
 
     def _detect_compression(self) -> None:
         self.fill(4)
         head = self.data[self.start : self.start + 4].tobytes()
-        if head[:2] != _GZIP_MAGIC and head != _ZSTD_MAGIC:
+        if head[:2] != _GZIP_MAGIC and head != ZSTD_MAGIC:
             return
-        peeked = _Peeked(self.data[self.start : self.end].tobytes(), self._raw)
+        self._frames = ZstdFrames() if head == ZSTD_MAGIC else None
+        peeked = _Peeked(self.data[self.start : self.end].tobytes(), self._raw, self._frames)
         buffered: Any = io.BufferedReader(peeked, 1 << 20)
-        if head == _ZSTD_MAGIC:
+        if self._frames is not None:
             import zstandard
 
             self.compression = "zstd"
@@ -167,7 +171,10 @@ class ByteSource:
 
     def _read_into(self, view: memoryview) -> int:
         try:
-            return self._stream.readinto(view) or 0
+            count: int = self._stream.readinto(view) or 0
+            if count == 0 and self._frames is not None and not self._frames.whole:
+                raise EOFError(_ENDS_EARLY)
+            return count
         except (EOFError, zlib.error) as error:
             return self._cut(error)
         except OSError as error:
@@ -253,7 +260,7 @@ class _Gunzip:
                         continue
             if not self._pending:
                 if self._inside:
-                    raise EOFError("the compressed data ends before its end marker")
+                    raise EOFError(_ENDS_EARLY)
                 return 0
             self._inside = True
             data = self._member.decompress(self._pending, len(view))
@@ -271,9 +278,10 @@ class _Gunzip:
 
 
 class _Peeked(io.RawIOBase):
-    """A raw stream whose first bytes were already taken; counts what is read."""
+    """A raw stream whose first bytes were already taken; counts what is read, and shows it to a watcher."""
 
-    def __init__(self, head: bytes, rest: BinaryIO) -> None:
+    def __init__(self, head: bytes, rest: BinaryIO, watcher: ZstdFrames | None) -> None:
+        self._watcher = watcher
         self._head = head
         self._rest = rest
         self.taken = 0
@@ -290,4 +298,6 @@ class _Peeked(io.RawIOBase):
         else:
             count = self._rest.readinto(view) or 0  # type: ignore[attr-defined]
         self.taken += count
+        if self._watcher is not None:
+            self._watcher.feed(view[:count])
         return count

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from dinnet import __version__
 from dinnet.capture.packet import Frames
-from dinnet.errors import DinnetError
+from dinnet.errors import DinnetError, reason
 from dinnet.jit import compiled
 
 _SECTION_HEADER: Final = 0x0A0D0D0A
@@ -131,7 +131,7 @@ class PcapngWriter:
         try:
             self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
         except OSError as error:
-            raise DinnetError(f"{self.path}: cannot write packets here: {_reason(error)}") from error
+            raise DinnetError(f"{self.path}: cannot write packets here: {reason(error)}") from error
         self._regular = stat.S_ISREG(os.fstat(self._fd).st_mode)
         self._size = 0
         try:
@@ -231,7 +231,7 @@ class PcapngWriter:
     def _failure(self, error: OSError) -> str:
         if error.errno in _DISK_FULL:
             return f"{self.path}: disk full; the file holds the first {self.packets} packets: free some space"
-        return f"{self.path}: writing packets failed after {self.packets}: {_reason(error)}"
+        return f"{self.path}: writing packets failed after {self.packets}: {reason(error)}"
 
     def _close_fd(self) -> None:
         if self._fd >= 0:
@@ -249,7 +249,3 @@ def _whole_blocks(view: memoryview, written: int) -> tuple[int, int]:
         at += total
         packets += kind == _ENHANCED_PACKET
     return at, packets
-
-
-def _reason(error: OSError) -> str:
-    return error.strerror or str(error)

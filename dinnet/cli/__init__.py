@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import typer
 
 from dinnet import __version__
 from dinnet.cli.lazy import LazyGroup, Part
-from dinnet.errors import DinnetError, printable
+from dinnet.cli.streams import give_up_output, prepare_streams, tell
+from dinnet.errors import DinnetError, reason
 
 EXIT_INTERRUPTED = 128 + 2  # as a shell reports SIGINT
 EXIT_BROKEN_PIPE = 128 + 13  # as a shell reports SIGPIPE
+
+#: Click's class for wrong arguments; newer releases of Typer bring their own copy of it.
+_TyperUsageError: Final[Any] = typer.BadParameter.__mro__[1]
 
 _NOUNS: Final = {
     "demo": Part("dinnet.cli.demo", "app", "Record a short labelled capture, classify it, score the classes."),
@@ -28,26 +33,51 @@ _NOUNS: Final = {
 class _Nouns(LazyGroup):
     parts = _NOUNS
 
+    def make_context(self, *args: Any, **extra: Any) -> Any:
+        with _told_in_one_line():
+            return super().make_context(*args, **extra)
+
     def invoke(self, ctx: Any) -> Any:
-        # Typer has handlers of its own around this call; ours must come first to give the exit codes of the design.
-        try:
+        with _told_in_one_line():
             return super().invoke(ctx)
-        except DinnetError as error:
-            typer.echo(f"dinnet: error: {printable(str(error))}", err=True)
-            raise typer.Exit(error.exit_code) from error
-        except KeyboardInterrupt as error:
-            typer.echo("dinnet: interrupted", err=True)
-            raise typer.Exit(EXIT_INTERRUPTED) from error
-        except BrokenPipeError as error:
-            # The reader of our output (head, less) went away: not an error. Keep the interpreter's
-            # own flush at exit from complaining about it.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise typer.Exit(EXIT_BROKEN_PIPE) from error
-        except OSError as error:
-            # A full disk behind standard output, a folder that may not be entered: no fault of this program.
-            where = f": {error.filename}" if error.filename else ""
-            typer.echo(f"dinnet: error: {printable(f'{error.strerror or error}{where}')}", err=True)
-            raise typer.Exit(1) from error
+
+
+@contextmanager
+def _told_in_one_line() -> Iterator[None]:
+    """Turn every expected failure into one line on standard error and an exit code.
+
+    Typer has handlers of its own around everything; ours must come first to give the exit codes of the design.
+    """
+    try:
+        yield
+    except DinnetError as error:
+        tell(f"dinnet: error: {error}")
+        raise typer.Exit(error.exit_code) from error
+    except _TyperUsageError as error:
+        if type(error).__name__ == "NoArgsIsHelpError":  # its message is the help
+            raise
+        tell(f"dinnet: error: {_in_one_line(error)}")
+        raise typer.Exit(error.exit_code) from error
+    except KeyboardInterrupt as error:
+        tell("dinnet: interrupted")
+        raise typer.Exit(EXIT_INTERRUPTED) from error
+    except BrokenPipeError as error:
+        # The reader of our output (head, less) went away: not an error.
+        give_up_output()
+        raise typer.Exit(EXIT_BROKEN_PIPE) from error
+    except OSError as error:
+        # A full disk behind standard output, a folder that may not be entered: no fault of this program.
+        what = f"{error.filename}: {reason(error)}" if error.filename else error.strerror or error
+        tell(f"dinnet: error: {what}")
+        give_up_output()
+        raise typer.Exit(1) from error
+
+
+def _in_one_line(error: Any) -> str:
+    """What is wrong with the command's arguments, and where to read about the right ones."""
+    what = " ".join(error.format_message().split()).rstrip(".")
+    path = error.ctx.command_path if error.ctx else "dinnet"
+    return f"{what}; see {path} --help"
 
 
 app = typer.Typer(
@@ -75,8 +105,9 @@ def _root(
 
 def main() -> Any:
     """Run the command line; every expected failure ends in one line on stderr and an exit code."""
+    prepare_streams()
     try:
         return app(prog_name="dinnet")
     except KeyboardInterrupt:
-        typer.echo("dinnet: interrupted", err=True)
+        tell("dinnet: interrupted")
         sys.exit(EXIT_INTERRUPTED)

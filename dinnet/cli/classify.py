@@ -10,6 +10,8 @@ from typing import Annotated, ClassVar
 import typer
 
 from dinnet.cli.lazy import LazyGroup, Part
+from dinnet.cli.options import finite
+from dinnet.cli.streams import tell
 from dinnet.errors import UsageError, printable
 
 
@@ -95,7 +97,7 @@ def pcap(
         Checkpoint, typer.Option(help="Judge a flow at its first checkpoint, at its end, or at every checkpoint.")
     ] = Checkpoint.last,
     min_confidence: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="Call a flow unclassified below this confidence.")
+        float, typer.Option(min=0.0, max=1.0, callback=finite, help="Call a flow unclassified below this confidence.")
     ] = 0.0,
     sort: Annotated[
         Sort | None, typer.Option(help="Order of a table. Default: bytes on a terminal.", show_default=False)
@@ -105,13 +107,18 @@ def pcap(
         typer.Option(min=0, help="Flows in a table, 0 for all. Default: 40 on a terminal.", show_default=False),
     ] = None,
     model: Annotated[
-        Path | None, typer.Option(help="Folder of a trained model. Default: the shipped one.", show_default=False)
+        Path | None,
+        typer.Option(file_okay=False, help="Folder of a trained model. Default: the shipped one.", show_default=False),
     ] = None,
     tunnel: Annotated[
         Tunnel, typer.Option(help="Flows inside GRE, VXLAN, Geneve, GTP-U and IP-in-IP, or the tunnels themselves.")
     ] = Tunnel.inner,
-    idle_timeout: Annotated[float, typer.Option(help="Seconds without a packet that end a flow.")] = 120.0,
-    active_timeout: Annotated[float, typer.Option(help="Seconds after which a long flow is cut.")] = 1800.0,
+    idle_timeout: Annotated[
+        float, typer.Option(callback=finite, help="Seconds without a packet that end a flow.")
+    ] = 120.0,
+    active_timeout: Annotated[
+        float, typer.Option(callback=finite, help="Seconds after which a long flow is cut.")
+    ] = 1800.0,
     join_vlans: Annotated[bool, typer.Option("--join-vlans", help="Leave VLAN IDs out of a flow's key.")] = False,
     split_flow_labels: Annotated[
         bool, typer.Option("--split-flow-labels", help="Put the IPv6 flow label into a flow's key.")
@@ -123,7 +130,7 @@ def pcap(
 ) -> None:
     """Classify the flows of capture files.
 
-    Exit codes: 0 good; 1 a capture or the output failed (other captures are still shown); 2 wrong use.
+    Exit codes: 0 good; 1 a capture, the model or the output failed (other captures are still shown); 2 wrong use.
     """
     from dinnet.report.inputs import find_captures
     from dinnet.report.interrupt import interruptible
@@ -162,11 +169,10 @@ def pcap(
     with interruptible(), progress_bar(files) as (console, on_progress):
 
         def notify(message: str) -> None:
-            line = f"dinnet: {printable(message)}"
             if console is None:
-                typer.echo(line, err=True)
+                tell(f"dinnet: {message}")
             else:
-                console.print(line, markup=False, highlight=False, soft_wrap=True)
+                console.print(f"dinnet: {printable(message)}", markup=False, highlight=False, soft_wrap=True)
 
         items = run_engine(files, settings, engine=engine.value, workers=workers, on_progress=on_progress)
         done = present(files, items, view, settings, notify)

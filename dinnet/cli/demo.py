@@ -8,7 +8,8 @@ from typing import Annotated, Final
 
 import typer
 
-from dinnet.errors import DinnetError
+from dinnet.cli.streams import show
+from dinnet.errors import DinnetError, reason
 
 app = typer.Typer(context_settings={"help_option_names": ["-h", "--help"]})
 
@@ -35,17 +36,17 @@ def demo(
         try:
             testbed.demo(out)
         except DinnetError as error:
-            typer.echo(f"skipped: recording a capture here ({error})")
+            show(f"skipped: recording a capture here ({error})")
             sample = True
     if sample:
         capture = _take_sample(out)
         labels = out / "sample.labels.jsonl"
-        typer.echo(f"classifying the recorded sample {capture}")
+        show(f"classifying the recorded sample {capture}")
     report = out / "report.html"
     classify.pcap([str(capture)], summary=True, top=25, html=report)
-    typer.echo()
+    show()
     _print_score(capture, labels)
-    typer.echo(f"report with plots: {report}")
+    show(f"report with plots: {report}")
 
 
 def _take_sample(out: Path) -> Path:
@@ -56,7 +57,7 @@ def _take_sample(out: Path) -> Path:
             shutil.copyfile(_SAMPLE / name, out / name)
         except OSError as error:
             (out / name).unlink(missing_ok=True)
-            raise DinnetError(f"{out / name}: cannot be written: {error.strerror}") from error
+            raise DinnetError(f"{out / name}: cannot be written: {reason(error)}") from error
     return out / "sample.pcap.zst"
 
 

@@ -10,7 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dinnet.errors import printable
+
 if TYPE_CHECKING:
+    from rich.text import Text
+
     from dinnet.classifier import Classifier
 
 app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
@@ -27,7 +31,8 @@ class Format(StrEnum):
 def evaluate(
     corpus: Annotated[list[Path] | None, typer.Argument(help="Corpus files (.npz), or folders of them.")] = None,
     model: Annotated[
-        Path | None, typer.Option("--model", "-m", help="Model folder; by default the shipped one.")
+        Path | None,
+        typer.Option("--model", "-m", file_okay=False, help="Model folder; by default the shipped one."),
     ] = None,
     other: Annotated[
         list[Path] | None,
@@ -159,7 +164,7 @@ def _rows(title: str, rows: list[dict[str, Any]]) -> Any:
     for number, heading in enumerate(rows[0] if rows else ()):
         table.add_column(heading.replace("_", " "), justify="right" if number else "left")
     for row in rows:
-        table.add_row(*(value if isinstance(value, str) else _number(value) for value in row.values()))
+        table.add_row(*(_name(value) if isinstance(value, str) else _number(value) for value in row.values()))
     return table
 
 
@@ -173,6 +178,13 @@ def _print_others(others: Mapping[str, Mapping[str, Any]]) -> None:
         for name, row in others.items()
     ]
     Console(highlight=False).print(_rows("Captures without inference", rows))
+
+
+def _name(text: str) -> Text:
+    """A name from a file, as it stands there: no markup, no control characters."""
+    from rich.text import Text
+
+    return Text(printable(text))
 
 
 def _number(value: float | int | None) -> str:

@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from dinnet.cli.streams import show
+
 app = typer.Typer(no_args_is_help=True, add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 
 
@@ -30,7 +32,9 @@ def explain(
     name: Annotated[str | None, typer.Argument(help="One feature; by default all.")] = None,
     model: Annotated[
         Path | None,
-        typer.Option("--model", "-m", help="Model whose importances are shown; by default the shipped one."),
+        typer.Option(
+            "--model", "-m", file_okay=False, help="Model whose importances are shown; by default the shipped one."
+        ),
     ] = None,
     output: Annotated[Format, typer.Option("--format", help="table, json or markdown.")] = Format.table,
 ) -> None:
@@ -55,10 +59,11 @@ def explain(
     if output is Format.json:
         typer.echo(json.dumps(rows, indent=1))
     elif output is Format.markdown:
-        typer.echo("| feature | unit | formula | fields | importance |\n|---|---|---|---|---|")
+        show("| feature | unit | formula | fields | importance |")
+        show("|---|---|---|---|---|")
         for row in rows:
             cells = [f"`{row['name']}`", row["unit"], row["formula"], ", ".join(row["fields"]), _share(row)]
-            typer.echo(f"| {' | '.join(cells)} |")
+            show(f"| {' | '.join(cells)} |")
     else:
         _print_table(rows)
 

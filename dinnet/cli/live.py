@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import numpy as np
 import typer
 
+from dinnet.cli.options import finite
+from dinnet.cli.streams import tell
 from dinnet.errors import DinnetError
 from dinnet.flows.record import RECORD_DTYPE
 
@@ -55,10 +57,13 @@ class TunnelSide(StrEnum):
 
 def live(
     interface: Annotated[str, typer.Argument(metavar="IFACE", help="Network interface to listen on.")],
-    duration: Annotated[float | None, typer.Option(min=0.001, metavar="S", help="End after S seconds.")] = None,
+    duration: Annotated[
+        float | None, typer.Option(min=0.001, callback=finite, metavar="S", help="End after S seconds.")
+    ] = None,
     count: Annotated[int | None, typer.Option(min=1, metavar="N", help="End after N packets.")] = None,
     write: Annotated[
-        Path | None, typer.Option(metavar="FILE.pcapng", help="Keep the packets in this file, replacing it.")
+        Path | None,
+        typer.Option(metavar="FILE.pcapng", dir_okay=False, help="Keep the packets in this file, replacing it."),
     ] = None,
     output_format: Annotated[
         Format,
@@ -71,7 +76,8 @@ def live(
         typer.Option(help="ndjson: a flow's row at its end, at its first checkpoint (4 packets), or at each of them."),
     ] = Checkpoint.LAST,
     min_confidence: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="A class with less confidence becomes unclassified.")
+        float,
+        typer.Option(min=0.0, max=1.0, callback=finite, help="A class with less confidence becomes unclassified."),
     ] = 0.0,
     netns: Annotated[
         str | None, typer.Option(metavar="NAME", help="Network namespace of the interface, a name or a path.")
@@ -80,16 +86,22 @@ def live(
     ring_mib: Annotated[int, typer.Option(min=2, max=4096, help="Memory for packets that wait, MiB.")] = 32,
     promiscuous: Annotated[bool, typer.Option(help="Also see what is sent to other hosts.")] = True,
     tunnel: Annotated[TunnelSide, typer.Option(help="Which IP packet of a tunnelled one counts.")] = TunnelSide.INNER,
-    idle_timeout: Annotated[float, typer.Option(metavar="S", help="A flow ends after S quiet seconds.")] = 120.0,
+    idle_timeout: Annotated[
+        float, typer.Option(callback=finite, metavar="S", help="A flow ends after S quiet seconds.")
+    ] = 120.0,
     active_timeout: Annotated[
-        float, typer.Option(metavar="S", help="A flow that lasts longer than S seconds gets a new row.")
+        float,
+        typer.Option(callback=finite, metavar="S", help="A flow that lasts longer than S seconds gets a new row."),
     ] = 1800.0,
     join_vlans: Annotated[bool, typer.Option("--join-vlans", help="Leave VLAN IDs out of a flow's key.")] = False,
     split_flow_labels: Annotated[
         bool, typer.Option("--split-flow-labels", help="Put the IPv6 flow label into a flow's key.")
     ] = False,
     model: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Model to classify with, instead of the one that came along.")
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", file_okay=False, help="Model to classify with, instead of the one that came along."
+        ),
     ] = None,
     top: Annotated[int, typer.Option(min=1, max=128, help="Flows in the table at the end.")] = 20,
 ) -> None:
@@ -124,13 +136,13 @@ def live(
     ) as capture:
         run = _Run(capture, table, classifier, min_confidence)
         with _ending_on_signals(capture):
-            _say(f"listening on {interface} ({', '.join(capture.stats.link_types)}); Ctrl-C ends it")
+            tell(f"dinnet: listening on {interface} ({', '.join(capture.stats.link_types)}); Ctrl-C ends it")
             if output_format is Format.NDJSON:
                 _write_lines(run, duration, count)
             else:
                 _show_table(run, duration, count, top)
     if capture.dropped:
-        _say(f"{capture.dropped} of {capture.received} packets were dropped: a larger --ring-mib may help")
+        tell(f"dinnet: {capture.dropped} of {capture.received} packets were dropped: a larger --ring-mib may help")
     if run.failure:
         raise run.failure
 
@@ -148,10 +160,6 @@ def _load_kernels(classifier: Any) -> None:
     table.expire(0)
     for records in table.flush():
         flow_rows(records, classifier.classify(records))
-
-
-def _say(message: str) -> None:
-    typer.echo(f"dinnet: {message}", err=True)
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from dinnet.errors import printable
 from dinnet.flows.record import format_address
 from dinnet.report.rows import CLASS_NAMES, Rows, protocol_name
 
@@ -59,7 +60,8 @@ def amount(value: float, unit: str) -> str:
 def header(reading: Reading) -> str:
     """One line on what was captured."""
     return (
-        f"{reading.interface}: {reading.seconds:.0f} s, {reading.packets:,} packets, {amount(reading.bytes, 'B')}, "
+        f"{printable(reading.interface)}: {reading.seconds:.0f} s, "
+        f"{reading.packets:,} packets, {amount(reading.bytes, 'B')}, "
         f"{reading.packets_per_s:,.0f} packets/s, {amount(8 * reading.bytes_per_s, 'bit/s')}, "
         f"{reading.dropped:,} dropped, {reading.live:,} flows under way"
     )

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dinnet.cli.options import there
+from dinnet.cli.streams import show, tell
 from dinnet.errors import DinnetError, UsageError
 
 if TYPE_CHECKING:
@@ -21,7 +23,7 @@ Traces = Annotated[
     Path | None,
     typer.Option(
         "--traces",
-        exists=True,
+        callback=there,
         file_okay=False,
         help="Folder of public request traces to replay; without it, requests are drawn from the same statistics.",
     ),
@@ -58,7 +60,7 @@ def record(
     if list_only:
         for scenario in chosen:
             names = " ".join(run.name for run in scenario.workloads)
-            typer.echo(f"{scenario.name} {scenario.link.name} {scenario.duration_s:g}s {names}")
+            show(f"{scenario.name} {scenario.link.name} {scenario.duration_s:g}s {names}")
         return
     from dinnet.testbed.corpus import record_corpus
 
@@ -68,7 +70,7 @@ def record(
     with _terminated_as_exit():
         for progress in record_corpus(chosen, out, workloads, traces=traces, keep_captures=keep_captures):
             failed += progress.error is not None
-            typer.echo(f"{_line(progress)}, {pace.after(progress)}", err=True)
+            tell(f"{_line(progress)}, {pace.after(progress)}")
     if failed:
         raise DinnetError(f"{failed} of {len(chosen)} scenarios failed; run the same command again to retry them")
 
@@ -106,7 +108,7 @@ def demo(
         scenario = load_yaml(config, Scenario)
     else:
         scenario = demo_scenario({name: kind.group for name, kind in workloads.items()})
-    typer.echo(f"recording {len(scenario.workloads)} workloads for {scenario.duration_s:g} s ...", err=True)
+    tell(f"recording {len(scenario.workloads)} workloads for {scenario.duration_s:g} s ...")
     with _terminated_as_exit():
         recording = run_scenario(scenario, out, workloads, traces)
     joined = label_capture(recording.capture, recording.labels, manifest(recording))
@@ -118,7 +120,7 @@ def demo(
         f"{capture}: {recording.frames} frames, {recording.dropped} lost by the recorder",
         f"{labels}: {joined.flows - joined.unlabelled_flows} of {joined.flows} flows labelled",
     ):
-        typer.echo(text)
+        show(text)
 
 
 @app.command()
@@ -142,7 +144,7 @@ def background(
         try:
             parts = [part.copy() for part in read_records(capture, options=FlowOptions(emit="all"))]
         except CaptureError as error:
-            typer.echo(f"dinnet: {error}", err=True)
+            tell(f"dinnet: {error}")
         else:
             if parts:
                 found.setdefault(kind, []).extend(parts)
@@ -150,7 +152,7 @@ def background(
         raise DinnetError(f"no flows in {', '.join(captures)}")
     labelled = all_background(found, {"scenario": name, "split": "train", "link": {"name": name}})
     labelled.save(out)
-    typer.echo(f"{out}: {len(labelled)} records of {len(found)} kinds of traffic")
+    show(f"{out}: {len(labelled)} records of {len(found)} kinds of traffic")
 
 
 @app.command()
@@ -169,8 +171,8 @@ def vllm(
     with _terminated_as_exit():
         for done in record_vllm(python, model, out, traces=traces, keep_captures=keep_captures):
             labelled = done.joined.flows - done.joined.unlabelled_flows
-            typer.echo(f"{done.round.link.name}: {done.requests} requests, {labelled} flows", err=True)
-    typer.echo(str(out / "vllm.npz"))
+            tell(f"{done.round.link.name}: {done.requests} requests, {labelled} flows")
+    show(str(out / "vllm.npz"))
 
 
 @app.command()
@@ -179,7 +181,7 @@ def clean() -> None:
     from dinnet.testbed.network import remove_leftovers
 
     names = remove_leftovers()
-    typer.echo(f"removed {len(names)} network namespaces" + (f": {' '.join(names)}" if names else ""))
+    show(f"removed {len(names)} network namespaces" + (f": {' '.join(names)}" if names else ""))
 
 
 @contextmanager
@@ -190,7 +192,7 @@ def _terminated_as_exit() -> Iterator[None]:
     try:
         yield
     except Terminated as ended:
-        typer.echo("dinnet: terminated", err=True)
+        tell("dinnet: terminated")
         raise typer.Exit(128 + ended.number) from ended
 
 

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import re
+import shutil
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -30,6 +37,7 @@ def train(
     from dinnet.classifier.train import TrainOptions
     from dinnet.classifier.train import train as train_model
     from dinnet.cli.evaluate import print_parts
+    from dinnet.cli.streams import tell
     from dinnet.errors import DinnetError
 
     options = TrainOptions() if config is None else TrainOptions.read(config)
@@ -37,13 +45,11 @@ def train(
         options = options.model_copy(update={"seed": seed})
     labelled = load_corpus(corpus)
 
-    def tell(text: str) -> None:
-        typer.echo(text, err=True)
-
     try:
         trained = train_model(labelled, options, jobs=jobs or None, progress=tell)
         if not dry_run:
-            write_trained(out, trained)
+            with _cleaned_up(out):
+                write_trained(out, trained)
             tell(f"wrote {out}")
     except ImportError as error:
         raise DinnetError(f"training needs {error.name}: pip install 'dinnet[train]'") from error
@@ -51,3 +57,38 @@ def train(
     if trained.scores["cross_validation"] is not None:
         parts["cross-validation"] = trained.scores["cross_validation"]
     print_parts(parts)
+
+
+@contextmanager
+def _cleaned_up(out: Path) -> Iterator[None]:
+    """Remove what killed runs left beside the model folder `out`, and keep others from doing so during the block.
+
+    Models are written into a folder `.NAME.XXXXXXXX` and swapped in. All that write one here share a lock on the
+    folder around it, and nobody is at work where it can be had alone.
+    """
+    try:
+        around = os.open(out.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:  # not there yet, so nothing was left there
+        yield
+        return
+    try:
+        with suppress(OSError):
+            fcntl.flock(around, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _remove_left(out)
+        with suppress(OSError):
+            fcntl.flock(around, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(around)
+
+
+def _remove_left(out: Path) -> None:
+    left = re.compile(re.escape(f".{out.name}.") + r"[a-z0-9_]{8}(\.old)?")
+    for path in sorted(out.parent.iterdir()):
+        status = path.lstat()
+        if not left.fullmatch(path.name) or status.st_uid != os.geteuid() or not stat.S_ISDIR(status.st_mode):
+            continue
+        if path.name.endswith(".old") and not out.exists():
+            path.rename(out)  # killed between taking the older model away and putting the new one there
+        else:
+            shutil.rmtree(path, ignore_errors=True)

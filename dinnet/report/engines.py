@@ -16,7 +16,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from dinnet.errors import DinnetError
+from dinnet.errors import DinnetError, reason
+from dinnet.parts import new_folder
 from dinnet.report.pipeline import CaptureFacts, Judge, Progress, Settings, classify_capture, load_judge
 from dinnet.report.rows import ROW_DTYPE, Rows
 
@@ -69,13 +70,13 @@ def classify_by_processes(
     context = multiprocessing.get_context("spawn")
     stop = context.Event()
     board = context.Array("q", 4 * len(files), lock=False)
-    with tempfile.TemporaryDirectory(prefix="dinnet-") as folder:
+    with new_folder(Path(tempfile.gettempdir(), "dinnet-rows")) as folder:
         pool = ProcessPoolExecutor(workers, context, _start_worker, (settings, folder, stop, board))
         try:
             waiting = [pool.submit(_work, index, name) for index, name in enumerate(files)]
             for index, future in enumerate(waiting):
                 facts = _result(future, board, on_progress)
-                spool = Path(folder) / str(index)
+                spool = folder / str(index)
                 yield from _read_spool(spool)
                 spool.unlink()
                 yield Finished(facts)
@@ -109,7 +110,7 @@ class _Worker:
     """What a worker process keeps between captures."""
 
     settings: Settings
-    folder: str
+    folder: Path
     stop: Any
     board: Any
     judge: Judge | None = None
@@ -119,7 +120,7 @@ class _Stopped(Exception):
     """The parent wants no more."""
 
 
-def _start_worker(settings: Settings, folder: str, stop: Any, board: Any) -> None:
+def _start_worker(settings: Settings, folder: Path, stop: Any, board: Any) -> None:
     # The parent hears Ctrl-C and tells; a worker that died of it would print a traceback.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -137,7 +138,7 @@ def _work(index: int, name: str) -> CaptureFacts:
     if _Worker.judge is None:
         _Worker.judge = load_judge(_Worker.settings)
     facts = CaptureFacts(name)
-    with (Path(_Worker.folder) / str(index)).open("wb") as spool:
+    with (_Worker.folder / str(index)).open("wb") as spool:
         try:
             for rows in classify_capture(
                 name, _Worker.settings, _Worker.judge, facts, file=index, on_progress=_bound(_post, index)
@@ -146,7 +147,7 @@ def _work(index: int, name: str) -> CaptureFacts:
         except DinnetError as error:
             facts.error = str(error)
         except OSError as error:
-            raise DinnetError(f"{spool.name}: cannot write: {error.strerror}; set TMPDIR to a larger disk") from error
+            raise DinnetError(f"{spool.name}: cannot write: {reason(error)}; set TMPDIR to a larger disk") from error
     return facts
 
 

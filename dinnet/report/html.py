@@ -8,6 +8,7 @@ from importlib.resources import files
 from typing import Final
 
 from dinnet import __version__
+from dinnet.errors import printable
 from dinnet.report.digest import Digest
 from dinnet.report.pipeline import CaptureFacts
 from dinnet.report.plots import confidence_plot, scatter_plot, share_bar, time_plot
@@ -71,7 +72,7 @@ bytes, of {digest.top.seen:,}. Packets are forward/reverse.</p>
 
 
 def _safe(text: str) -> str:
-    return escape(text.encode("utf-8", "replace").decode())
+    return escape(printable(text))
 
 
 def _tiles(digest: Digest) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from dinnet.errors import DinnetError
+from dinnet.errors import DinnetError, reason
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -95,5 +95,5 @@ def stream_or_path(name: str) -> str | InterruptibleStream:
         if stat.S_ISFIFO(Path(name).stat().st_mode):
             return InterruptibleStream(os.open(name, os.O_RDONLY), name, owned=True)
     except OSError as error:
-        raise DinnetError(f"{name}: cannot open: {error.strerror}") from error
+        raise DinnetError(f"{name}: cannot open: {reason(error)}") from error
     return name

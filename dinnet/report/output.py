@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import stat
-import tempfile
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from dinnet.errors import DinnetError, UsageError
+from dinnet.errors import DinnetError, UsageError, reason
+from dinnet.parts import new_file
+from dinnet.plain import PLAIN
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
+
+
+_DISK_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 class OutputError(DinnetError):
@@ -22,13 +28,17 @@ class OutputError(DinnetError):
 
 
 class Output(io.RawIOBase):
-    """Writes to a file descriptor that someone else closes; every failure says where it happened."""
+    """Writes to a file descriptor that someone else closes; every failure says where it happened.
 
-    def __init__(self, descriptor: int, name: str) -> None:
+    Formats for programs are UTF-8 everywhere; `encoding` is that of text for people.
+    """
+
+    def __init__(self, descriptor: int, name: str, encoding: str = "utf-8") -> None:
         super().__init__()
         self._descriptor = descriptor
         self._at = 0
         self.name = name
+        self._encoding = encoding
 
     def writable(self) -> bool:
         return True
@@ -56,6 +66,14 @@ class Output(io.RawIOBase):
         self._at += total
         return total
 
+    def write_text(self, text: str) -> None:
+        """Write text for people; a character that the encoding lacks is replaced.
+
+        Raises:
+            OutputError, BrokenPipeError: As `write` does.
+        """
+        self.write(text.encode(self._encoding, PLAIN))
+
     def sync(self) -> None:
         """Have the system put everything on the disk, where it can."""
         try:
@@ -65,16 +83,15 @@ class Output(io.RawIOBase):
 
 
 def _refused(name: str, error: OSError) -> OutputError:
-    return OutputError(f"{name}: cannot write: {error.strerror}; nothing was kept, free some space or write elsewhere")
+    advice = "free some space or write elsewhere" if error.errno in _DISK_FULL else "write elsewhere"
+    return OutputError(f"{name}: cannot write: {reason(error)}; nothing was kept, {advice}")
 
 
 @contextmanager
 def standard_output() -> Iterator[Output]:
     """Standard output, by its descriptor, so that a full disk is noticed at the write itself."""
-    import sys
-
     sys.stdout.flush()
-    yield Output(sys.stdout.fileno(), "standard output")
+    yield Output(sys.stdout.fileno(), "standard output", sys.stdout.encoding or "utf-8")
 
 
 @contextmanager
@@ -84,7 +101,7 @@ def atomic_output(path: Path) -> Iterator[Output]:
     A symbolic link is followed. What is no regular file (a FIFO, /dev/stdout) is written to directly.
 
     Raises:
-        UsageError: The folder does not exist, or `path` is a folder.
+        UsageError: `path` is a folder.
         OutputError: The system refused to create, write or rename the file.
     """
     target = Path(os.path.realpath(path))
@@ -94,25 +111,24 @@ def atomic_output(path: Path) -> Iterator[Output]:
             yield output
         return
     try:
-        descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent)
+        descriptor, part = new_file(target)
     except OSError as error:
-        raise OutputError(f"{path}: cannot create a file in {target.parent}: {error.strerror}") from error
+        raise OutputError(f"{path}: cannot create a file in {target.parent}: {reason(error)}") from error
     output = Output(descriptor, str(path))
     try:
+        yield output
+        os.fchmod(descriptor, stat.S_IMODE(mode) if mode is not None else 0o666 & ~_umask())
+        output.sync()
         try:
-            yield output
-            os.fchmod(descriptor, stat.S_IMODE(mode) if mode is not None else 0o666 & ~_umask())
-            output.sync()
-        finally:
-            os.close(descriptor)
-        try:
-            Path(name).replace(target)
+            part.replace(target)
         except OSError as error:
             raise _refused(str(path), error) from error
     except BaseException:
         with suppress(FileNotFoundError):
-            Path(name).unlink()
+            part.unlink()
         raise
+    finally:
+        os.close(descriptor)  # last of all: it ends the lock
     _sync_folder(target.parent)
 
 
@@ -121,10 +137,10 @@ def _mode_of(target: Path, path: Path) -> int | None:
         mode = target.stat().st_mode
     except FileNotFoundError:
         if not target.parent.is_dir():
-            raise UsageError(f"{path}: the folder {target.parent} does not exist; create it first") from None
+            raise OutputError(f"{path}: the folder {target.parent} does not exist; create it first") from None
         return None
     except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}") from error
+        raise OutputError(f"{path}: cannot write: {reason(error)}") from error
     if stat.S_ISDIR(mode):
         raise UsageError(f"{path}: is a folder; give a file name")
     return mode
@@ -135,7 +151,7 @@ def _special_file(target: Path, path: Path) -> Iterator[Output]:
     try:
         descriptor = os.open(target, os.O_WRONLY)
     except OSError as error:
-        raise OutputError(f"{path}: cannot open: {error.strerror}") from error
+        raise OutputError(f"{path}: cannot open: {reason(error)}") from error
     try:
         yield Output(descriptor, str(path))
     finally:

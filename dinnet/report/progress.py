@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from dinnet.errors import printable
 from dinnet.report.engines import OnProgress
 from dinnet.report.output import is_terminal
 from dinnet.report.pipeline import Progress
@@ -52,7 +53,7 @@ def progress_bar(files: Sequence[str]) -> Iterator[tuple[Any, OnProgress | None]
     )
     sizes = [_size_of(name) for name in files]
     total = float(sum(size for size in sizes if size is not None)) if None not in sizes else None
-    description = files[0] if len(files) == 1 else f"{len(files)} captures"
+    description = printable(files[0]) if len(files) == 1 else f"{len(files)} captures"
     task = bar.add_task(description, total=total, frames=0, frame_bytes=0)
     seen: dict[int, Progress] = {}
     started = time.monotonic()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import ExitStack, closing
@@ -72,12 +73,15 @@ def check_view(view: View, files: Sequence[str] = ()) -> None:
     for name, target in (("--out", view.out), ("--html", view.html)):
         if target is not None and any(_same_file(target, Path(file)) for file in files):
             raise UsageError(f"{name} {target}: is one of the captures; write to another file")
-    if view.html is not None and view.out is not None and view.html.resolve() == view.out.resolve():
+    if view.html is not None and view.out is not None and os.path.realpath(view.html) == os.path.realpath(view.out):
         raise UsageError(f"--html and --out name the same file, {view.out}; give two")
 
 
 def _same_file(one: Path, other: Path) -> bool:
-    return one.exists() and other.exists() and one.samefile(other)
+    try:
+        return one.samefile(other)
+    except OSError:  # one of them is not there: told by whoever opens it
+        return False
 
 
 def present(
@@ -183,7 +187,7 @@ class _Table:
         rows = self._top.rows()
         parts = [flow_table(rows, self._files, console.width, self._top.seen, order=self._order)] if len(rows) else []
         text = rendered(console, *parts, *([summary_panel(digest, captures)] if digest else []))
-        self._output.write((text if text else "no flows\n").encode())
+        self._output.write_text(text or "no flows\n")
 
 
 class _Lines:
@@ -195,18 +199,18 @@ class _Lines:
         self._output = output
         self._files = files
         self._view = view
-        output.write(plain_heading().encode())
+        output.write_text(plain_heading())
 
     def write(self, rows: Rows) -> None:
         from dinnet.report.table import plain_lines
 
-        self._output.write(plain_lines(rows, self._files).encode())
+        self._output.write_text(plain_lines(rows, self._files))
 
     def finish(self, captures: Sequence[CaptureFacts], digest: Digest | None) -> None:
         if digest:
             from dinnet.report.table import rendered, summary_panel
 
-            self._output.write(rendered(_console(self._view), summary_panel(digest, captures)).encode())
+            self._output.write_text(rendered(_console(self._view), summary_panel(digest, captures)))
 
 
 def _writer(output: Output, files: Sequence[str], view: View) -> _Programs | _Table | _Lines:

@@ -15,6 +15,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from dinnet.errors import printable
 from dinnet.flows.record import format_address
 from dinnet.report.digest import Digest
 from dinnet.report.pipeline import CaptureFacts
@@ -79,7 +80,7 @@ def _flow_cells(row: Any, files: Sequence[str]) -> tuple[str, ...]:
         str(row.checkpoint),
         END_NAMES[row.end],
         "".join(tags).strip(),
-        Path(files[row.file]).name if len(files) > 1 else "",
+        printable(Path(files[row.file]).name) if len(files) > 1 else "",
     )
 
 
@@ -117,7 +118,7 @@ def flow_table(rows: Rows, files: Sequence[str], width: int, seen: int, *, order
             *(Text(cell[FLOW_HEADINGS.index(name)], style if name in ("class", "conf.") else "") for name in shown)
         )
     if seen > len(rows):
-        note = Text(f"… and {seen - len(rows):,} more flows, by {order} (--top 0 shows all)", "bright_black")
+        note = Text(f"... and {seen - len(rows):,} more flows, by {order} (--top 0 shows all)", "bright_black")
         return Group(table, note)
     return table
 
@@ -210,7 +211,7 @@ def capture_lines(facts: Sequence[CaptureFacts]) -> list[tuple[str, str]]:
     read = [fact for fact in facts if fact.frames or not fact.error]
     lines = []
     if len(facts) == 1:
-        lines.append(("capture", facts[0].name))
+        lines.append(("capture", printable(facts[0].name)))
     else:
         failed = f", {sum(1 for fact in facts if fact.error)} failed" if any(fact.error for fact in facts) else ""
         lines.append(("captures", f"{len(facts)}{failed}"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,13 +13,14 @@ from typing import Any, Final
 from dinnet.classifier.corpus import LabelledRecords
 from dinnet.errors import DinnetError
 from dinnet.flows import FlowOptions, read_records
+from dinnet.parts import new_folder, remove_abandoned
 from dinnet.testbed.labels import Joined, join, read_labels
 from dinnet.testbed.runner import Recording, manifest, run_scenario
 from dinnet.testbed.scenario import Scenario
 from dinnet.testbed.workloads.base import Workload
 
 _FAILED: Final = "failed"  # folder of what failed scenarios left behind
-_WORKING: Final = ".recording-"
+_WORKING: Final = "recording"  # what working folders are for
 _LABELS: Final = ".labels.jsonl"  # of the files that are kept of a scenario beside its .pcap
 _MANIFEST: Final = ".json"
 
@@ -102,19 +102,32 @@ def record_corpus(
     A scenario that fails is told as such, its logs are kept under `out`/failed, and the next one is recorded;
     another call records what is missing.
     """
-    # A folder of this process's own: two recorders may fill one corpus.
-    _remove_abandoned(out)
-    work = out / f"{_WORKING}{os.getpid()}"
+    remove_abandoned(out / _WORKING)
     for number, scenario in enumerate(scenarios, start=1):
         target = corpus_file(out, scenario)
         if complete(target, scenario):
             yield Progress(scenario, number, len(scenarios), 0.0)
             continue
         started = time.monotonic()
-        folder = work / scenario.name
-        shutil.rmtree(folder, ignore_errors=True)
+        joined, recording, error = None, None, None
         try:
-            target.parent.mkdir(parents=True, exist_ok=True)
+            recording, joined = _record_one(scenario, out, workloads, traces, keep_captures)
+        except DinnetError as failure:
+            error = failure
+        else:
+            shutil.rmtree(out / _FAILED / scenario.name, ignore_errors=True)
+        yield Progress(scenario, number, len(scenarios), time.monotonic() - started, joined, recording, error)
+
+
+def _record_one(
+    scenario: Scenario, out: Path, workloads: Mapping[str, type[Workload]], traces: Path | None, keep_captures: bool
+) -> tuple[Recording, Joined]:
+    target = corpus_file(out, scenario)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # A folder of this run's own: two recorders may fill one corpus.
+    with new_folder(out / _WORKING) as work:
+        folder = work / scenario.name
+        try:
             recording = run_scenario(scenario, folder, workloads, traces)
             joined = label_capture(recording.capture, recording.labels, manifest(recording))
             joined.labelled.save(target)
@@ -123,21 +136,8 @@ def record_corpus(
         except DinnetError as error:
             kept = out / _FAILED / scenario.name
             _set_aside(folder, kept)
-            error = DinnetError(str(error).replace(str(folder), str(kept)))  # what it names lies there now
-            yield Progress(scenario, number, len(scenarios), time.monotonic() - started, error=error)
-            continue
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
-        shutil.rmtree(out / _FAILED / scenario.name, ignore_errors=True)
-        yield Progress(scenario, number, len(scenarios), time.monotonic() - started, joined, recording)
-
-
-def _remove_abandoned(out: Path) -> None:
-    """Remove the working folders of recorders that were killed."""
-    for folder in out.glob(f"{_WORKING}*"):
-        owner = folder.name.removeprefix(_WORKING)
-        if not owner.isdigit() or not Path("/proc", owner).exists():
-            shutil.rmtree(folder, ignore_errors=True)
+            raise DinnetError(str(error).replace(str(folder), str(kept))) from error  # what it names lies there now
+        return recording, joined
 
 
 def _keep(recording: Recording, folder: Path) -> None:
