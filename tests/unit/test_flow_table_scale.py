@@ -48,6 +48,7 @@ print(json.dumps({
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_ten_million_flows_in_memory_for_the_live_ones() -> None:
     said = peakmemory.result(peakmemory.start(COUNT, str(FLOWS)))
     assert (said["records"], said["exactly_once"], said["wrong"], said["left"]) == (FLOWS, FLOWS, 0, 0)

@@ -89,6 +89,7 @@ def write_large(out: BinaryIO, format_: str, frames: int, frame: bytes) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("format_", ["pcap", "pcapng"])
 def test_more_than_2_gib_through_standard_input(format_: str, small: Path) -> None:
     payload = bytes(65_498 - 20 - 8)
@@ -141,6 +142,7 @@ def write_sparse(path: Path, format_: str, frames: int, head: bytes) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(("format_", "gib"), [("pcap", 4), ("pcapng", 2)])
 def test_more_than_2_and_4_gib_in_a_file(format_: str, gib: int, small: Path, sparse_file: Path) -> None:
     # An IP length of 0: segmentation offload, and the packet is as long as it was on the wire.
