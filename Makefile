@@ -4,6 +4,8 @@
 # make bench  all benchmarks, appended to benchmarks/results.csv
 VENV ?= .venv
 PY := $(VENV)/bin/python
+# Debian keeps ip, ethtool and tcpdump where PATH does not lead after a plain su.
+export PATH := $(PATH):/usr/sbin:/sbin
 
 .PHONY: demo test check bench clean
 

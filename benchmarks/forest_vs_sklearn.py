@@ -24,12 +24,9 @@ TOLERANCE = 1e-6
 
 def _shipped(folder: Path) -> tuple[Any, np.ndarray[Any, Any]]:
     """The shipped class forest, and rows like those that it was trained on: between its own thresholds."""
-    import skops.io
+    from dinnet.classifier.modelfile import read_sklearn
 
-    from dinnet.classifier.modelfile import read_model
-
-    read_model(folder, everything=True)  # hashes agree: the trees are what training wrote
-    forest = skops.io.load(folder / "forest.skops", trusted=["sklearn.tree._tree.Tree"])["class"]
+    forest = read_sklearn(folder)["class"]
     return forest, _rows_near_thresholds(forest, 100_000)
 
 
@@ -94,12 +91,16 @@ def main() -> int:
         import sklearn  # noqa: F401
 
         from dinnet.classifier.forest import Forest, ForestArrays
-        from dinnet.classifier.modelfile import default_folder
+        from dinnet.classifier.modelfile import SKLEARN_FILE, default_folder
+        from dinnet.errors import DinnetError
     except ImportError as error:
         cannot_run(f"{error.name} is not installed (dinnet[train])")
     folder = arguments.model or default_folder()
-    shipped = (folder / "forest.skops").exists()
-    sk, matrix = _shipped(folder) if shipped else _made_up()
+    shipped = (folder / SKLEARN_FILE).exists()
+    try:
+        sk, matrix = _shipped(folder) if shipped else _made_up()
+    except DinnetError as error:
+        cannot_run(str(error))
     # From scikit-learn's objects on both sides, so that both have the same columns.
     width = sk.n_features_in_
     ours = Forest(ForestArrays.from_sklearn(sk), range(width), width)

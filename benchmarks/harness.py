@@ -25,7 +25,10 @@ def in_turn(rounds: int, sides: Sequence[Callable[[], float]]) -> list[list[floa
 
 
 def figure(name: str, unit: str, ours: list[float], peer: str, theirs: list[float]) -> dict[str, Any]:
-    """One measured figure; the ratio is the median of the rounds' own ratios, larger is better for dinnet."""
+    """One measured figure; the ratio is the median of the rounds' own ratios.
+
+    Larger is better for dinnet where the unit is a rate, smaller where it is a time.
+    """
     ratios = [mine / other for mine, other in zip(ours, theirs, strict=True)]
     return {
         "name": name,

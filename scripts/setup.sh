@@ -1,40 +1,72 @@
 #!/bin/sh
 # Install what is missing, say what it is, and do nothing when nothing is missing.
 # Usage: setup.sh WHAT...   WHAT: demo, test
+# VENV names the environment (.venv), PYTHON the interpreter that makes it (python3).
 set -eu
 cd "$(dirname "$0")/.."
 venv=${VENV:-.venv}
 python=${PYTHON:-python3}
+made=$venv/.made           # only in an environment that this script has made: by whom, then where and of what
+installed=$venv/.installed # what was installed last, once that is whole
+PATH=$PATH:/usr/sbin:/sbin # where Debian keeps programs that a plain user's PATH does not lead to
 
 say() { printf '==> %s\n' "$*"; }
+fail() {
+    printf 'setup: %s\n' "$*" >&2
+    exit 1
+}
+can_make() { "$python" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; }
+# An environment works at one place, with one version of Python.
+place() { printf '%s\n' "$(pwd -P)" "$("$venv/bin/python" -V 2>&1)"; }
+content() { cat "$1" 2>/dev/null || true; }
+
+if [ -e "$made" ] && [ "$(content "$made")" != "$(place)" ]; then
+    maker=$(content "$made")
+    case $maker in
+    process\ *) ! kill -0 "${maker#process }" 2>/dev/null || fail "$maker is installing into $venv; wait for its end" ;;
+    esac
+    say "$venv is not whole, has been moved, or has lost its Python: making it anew"
+    rm -rf "$venv"
+fi
 
 # program:package pairs for Debian; a missing one is named and the parts that need it are skipped.
 wanted="ip:iproute2 ethtool:ethtool tcpdump:tcpdump ping:iputils-ping"
 for what in "$@"; do
     [ "$what" = test ] && wanted="$wanted tshark:tshark"
 done
-packages=""
-for pair in $wanted; do
-    PATH="$PATH:/usr/sbin:/sbin" command -v "${pair%%:*}" >/dev/null 2>&1 || packages="$packages ${pair##*:}"
-done
-"$python" -c 'import ensurepip, venv' 2>/dev/null || packages="$packages python3-venv"
-if [ -n "$packages" ]; then
-    if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
-        say "installing Debian packages:$packages"
-        export DEBIAN_FRONTEND=noninteractive
-        apt-get -q -o DPkg::Lock::Timeout=300 update >/dev/null
-        # shellcheck disable=SC2086
-        apt-get -q -y -o DPkg::Lock::Timeout=300 install --no-install-recommends $packages >/dev/null
-    else
-        say "missing, and not installed without root and apt-get:$packages (what needs them is skipped)"
-    fi
+missing() {
+    for pair in $wanted; do
+        command -v "${pair%%:*}" >/dev/null 2>&1 || printf ' %s' "${pair##*:}"
+    done
+    [ -x "$venv/bin/python" ] || can_make || printf ' python3-venv'
+}
+packages=$(missing)
+if [ -n "$packages" ] && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
+    say "installing Debian packages:$packages"
+    export DEBIAN_FRONTEND=noninteractive
+    # One by one, and on after a failure: offline, or where one is not to be had, the others still count.
+    apt-get -q -o DPkg::Lock::Timeout=300 update >/dev/null || true
+    for package in $packages; do
+        apt-get -q -y -o DPkg::Lock::Timeout=300 install --no-install-recommends "$package" >/dev/null || true
+    done
+    packages=$(missing)
+    [ -z "$packages" ] || say "could not be installed:$packages (what needs them is skipped)"
+elif [ -n "$packages" ]; then
+    say "missing, and not installed without root and apt-get:$packages (what needs them is skipped)"
 fi
 
-stamp="$venv/.installed"
+if [ ! -x "$venv/bin/python" ]; then
+    can_make || fail "$python is no Python 3.11 or newer with venv (Debian: python3-venv); name another one by PYTHON="
+    # Whatever is there already is somebody else's: it gets no mark, and is never removed.
+    [ -e "$venv" ] || { mkdir -p "$venv" && echo "process $$" >"$made"; }
+    "$python" -m venv "$venv"
+fi
 want=$(cat pyproject.toml constraints.txt | cksum)
-if [ ! -x "$venv/bin/python" ] || [ "$(cat "$stamp" 2>/dev/null)" != "$want" ]; then
+if [ "$(content "$installed")" != "$want" ]; then
     say "installing dinnet and its Python packages into $venv"
-    [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
-    "$venv/bin/python" -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
-    printf '%s' "$want" >"$stamp"
+    echo unfinished >"$installed" # from here on, whatever ends this
+    "$venv/bin/python" -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]' ||
+        fail "pip could not install into $venv (it says why above); mend that, or remove $venv, and run this again"
+    [ ! -e "$made" ] || place >"$made"
+    printf '%s\n' "$want" >"$installed"
 fi

@@ -198,17 +198,8 @@ class LiveCapture:
         if len(frames) == 0:
             return _NO_PACKETS
         packets = self._packets[: len(frames)]
-        not_ip, malformed, first, last, wire_bytes = parse_frames(
-            self._ring.memory, frames, len(frames), self._inner, self._fragments, packets
-        )
-        stats = self.stats
-        stats.frames += len(frames)
-        stats.frame_bytes += wire_bytes
-        stats.not_ip += not_ip
-        stats.malformed += malformed
-        stats.flow_packets += len(frames) - not_ip - malformed
-        stats.first_us = first if stats.first_us is None else min(first, stats.first_us)
-        stats.last_us = last if stats.last_us is None else max(last, stats.last_us)
+        parsed = parse_frames(self._ring.memory, frames, len(frames), self._inner, self._fragments, packets)
+        self.stats.count(len(frames), *parsed)
         return packets
 
     def _counters(self) -> tuple[int, int]:

@@ -11,7 +11,7 @@ from typing import BinaryIO, Final, Literal, Self
 import numpy as np
 
 from dinnet.capture.errors import CaptureError
-from dinnet.capture.packet import FRAME_DTYPE, PACKET_DTYPE, Packets
+from dinnet.capture.packet import FRAME_DTYPE, PACKET_DTYPE, Frames, Packets
 from dinnet.capture.parse import FRAGMENT_DTYPE, FRAGMENT_SLOTS, parse_frames
 from dinnet.capture.pcap import OTHER_FORMATS, PcapReader, link_name
 from dinnet.capture.pcapng import PcapngReader
@@ -45,6 +45,16 @@ class CaptureStats:
     first_us: int | None = None  # earliest and latest time stamp, microseconds since 1970
     last_us: int | None = None
     cut: bool = False  # the file ends in the middle of a record
+
+    def count(self, frames: int, not_ip: int, malformed: int, first_us: int, last_us: int, wire_bytes: int) -> None:
+        """Count some frames, at least one; what follows their number is what `parse_frames` returns."""
+        self.frames += frames
+        self.frame_bytes += wire_bytes
+        self.not_ip += not_ip
+        self.malformed += malformed
+        self.flow_packets += frames - not_ip - malformed
+        self.first_us = first_us if self.first_us is None else min(first_us, self.first_us)
+        self.last_us = last_us if self.last_us is None else max(last_us, self.last_us)
 
 
 class Capture:
@@ -126,18 +136,9 @@ class Capture:
                 f"all {self.stats.frames} packets before it were read"
             )
 
-    def _parse(self, frames: np.ndarray, packets: Packets) -> None:
-        not_ip, malformed, first, last, wire_bytes = parse_frames(
-            self._source.data, frames, len(frames), self._inner, self._fragments, packets
-        )
-        stats = self.stats
-        stats.frames += len(frames)
-        stats.frame_bytes += wire_bytes
-        stats.not_ip += not_ip
-        stats.malformed += malformed
-        stats.flow_packets += len(frames) - not_ip - malformed
-        stats.first_us = first if stats.first_us is None else min(first, stats.first_us)
-        stats.last_us = last if stats.last_us is None else max(last, stats.last_us)
+    def _parse(self, frames: Frames, packets: Packets) -> None:
+        parsed = parse_frames(self._source.data, frames, len(frames), self._inner, self._fragments, packets)
+        self.stats.count(len(frames), *parsed)
 
     def _describe(self) -> None:
         compression = f", {self._source.compression}" if self._source.compression else ""

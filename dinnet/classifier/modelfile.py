@@ -2,7 +2,8 @@
 
 `model.json` names the format, the classes, the features, the thresholds, what the model was trained on,
 and the SHA-256 of every other file. `forest.npz` holds plain arrays, all that serving needs.
-`forest.skops` holds the same forests as scikit-learn objects, for inspection and reuse.
+`forest.skops` holds the same forests as scikit-learn objects, for inspection and reuse; it is large, and an
+installed package has the shipped model without it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -26,6 +27,9 @@ from dinnet.classifier.corpus import GROUPS
 from dinnet.classifier.forest import ForestArrays
 from dinnet.errors import DinnetError, UsageError
 from dinnet.flows.features import FEATURES
+
+if TYPE_CHECKING:
+    from sklearn.ensemble import RandomForestClassifier
 
 FORMAT: Final = 1
 #: The forests a model may hold, with the classes of each.
@@ -35,6 +39,8 @@ OUTPUTS: Final = {
     "first_request": ("continuation", "first"),
     "large_model": ("small", "large"),
 }
+#: The file that a model may lack: nothing that classifies or scores reads it.
+SKLEARN_FILE: Final = "forest.skops"
 _MAX_JSON_BYTES: Final = 16 << 20
 _MAX_UNPACKED_BYTES: Final = 1 << 30
 
@@ -111,23 +117,50 @@ def write_model(folder: Path, model: ModelFile, files: Mapping[str, bytes]) -> N
 def read_model(folder: Path, *, everything: bool = False) -> ModelFile:
     """Read a model folder. Refuses (DinnetError) what is missing, damaged, of another version or of other features.
 
-    With `everything`, the files that serving doesn't use are checked against their hashes too.
+    With `everything`, the files that serving doesn't use are checked against their hashes too; only the
+    scikit-learn forests may be absent.
     """
     folder = Path(folder)
     document = _read_document(folder)
-    hashes = document["files"]
-    for name in hashes if everything else ["forest.npz"]:
-        data = _read_bytes(folder / name, _MAX_UNPACKED_BYTES)
-        if hashlib.sha256(data).hexdigest() != hashes[name]:
-            raise DinnetError(f"{folder / name}: not the file that model.json describes (SHA-256 differs); restore it")
-        if name == "forest.npz":
-            forests = _unpack_arrays(data, folder / name, document["outputs"])
+    data = _read_listed(folder, document, "forest.npz")
+    forests = _unpack_arrays(data, folder / "forest.npz", document["outputs"])
+    if everything:
+        for name in sorted(document["files"].keys() - {"forest.npz"}):
+            if name != SKLEARN_FILE or (folder / name).exists():
+                _read_listed(folder, document, name)
     names = tuple(document["features"])
     for name, arrays in forests.items():
         arrays.check(len(names), len(OUTPUTS[name]), f"{folder / 'forest.npz'}: {name}")
     importance = {str(key): float(value) for key, value in document["importance"].items()}
     threshold, sharpness = float(document["thresholds"]["class"]), float(document["sharpness"])
     return ModelFile(names, threshold, forests, sharpness, document["info"], importance)
+
+
+def read_sklearn(folder: Path) -> dict[str, RandomForestClassifier]:
+    """The forests of a model folder as scikit-learn objects, by output name.
+
+    scikit-learn follows the node numbers of a tree unchecked: they are as trustworthy as the folder's author.
+
+    Raises:
+        DinnetError: They are not there, as in an installed package, or not the ones that model.json describes;
+            or scikit-learn or skops is not installed.
+    """
+    folder = Path(folder)
+    document = _read_document(folder)
+    if SKLEARN_FILE not in document["files"] or not (folder / SKLEARN_FILE).exists():
+        raise DinnetError(
+            f"{folder / SKLEARN_FILE}: the scikit-learn form of this model is not installed "
+            "(classifying does not need it); use models/default of the repository, or train a model (dinnet train)"
+        )
+    try:
+        import skops.io
+    except ImportError as error:
+        raise DinnetError(
+            f"{folder / SKLEARN_FILE}: reading it takes {error.name} (pip install 'dinnet[train]')"
+        ) from error
+    data = _read_listed(folder, document, SKLEARN_FILE)
+    forests: dict[str, RandomForestClassifier] = skops.io.loads(data, trusted=["sklearn.tree._tree.Tree"])
+    return forests
 
 
 def _swap(part: Path, folder: Path) -> None:
@@ -160,6 +193,14 @@ def _read_bytes(path: Path, limit: int) -> bytes:
         raise DinnetError(f"{path}: cannot be read: {error.strerror or error}") from error
     if len(data) > limit:
         raise DinnetError(f"{path}: larger than {limit >> 20} MiB; not a model file")
+    return data
+
+
+def _read_listed(folder: Path, document: Mapping[str, Any], name: str) -> bytes:
+    """A file that model.json lists, with its hash checked."""
+    data = _read_bytes(folder / name, _MAX_UNPACKED_BYTES)
+    if hashlib.sha256(data).hexdigest() != document["files"][name]:
+        raise DinnetError(f"{folder / name}: not the file that model.json describes (SHA-256 differs); restore it")
     return data
 
 

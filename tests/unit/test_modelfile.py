@@ -16,7 +16,14 @@ import pytest
 from dinnet.classifier import CLASSES, VERDICT_DTYPE, Classifier
 from dinnet.classifier import modelfile as modelfile_module
 from dinnet.classifier.forest import LEAF, ForestArrays
-from dinnet.classifier.modelfile import ModelFile, _document_digest, default_folder, read_model, write_model
+from dinnet.classifier.modelfile import (
+    ModelFile,
+    _document_digest,
+    default_folder,
+    read_model,
+    read_sklearn,
+    write_model,
+)
 from dinnet.errors import DinnetError, UsageError
 from dinnet.flows.record import RECORD_DTYPE
 
@@ -188,6 +195,32 @@ def test_tampered_card_is_found_when_everything_is_checked(folder: Path) -> None
     read_model(folder)
     with pytest.raises(DinnetError, match=r"card\.md.*SHA-256"):
         read_model(folder, everything=True)
+
+
+def test_a_model_may_lack_its_scikit_learn_form_and_nothing_else(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    write_model(folder, a_model(), {"forest.skops": b"trees", "card.md": b"# A card\n"})
+    (folder / "forest.skops").write_bytes(b"other trees")
+    with pytest.raises(DinnetError, match=r"forest\.skops.*SHA-256"):
+        read_model(folder, everything=True)
+    (folder / "forest.skops").unlink()
+    assert read_model(folder, everything=True).threshold == 0.7
+    (folder / "card.md").unlink()
+    with pytest.raises(DinnetError, match=r"card\.md: missing"):
+        read_model(folder, everything=True)
+
+
+def test_scikit_learn_form_that_is_absent_or_changed(folder: Path) -> None:
+    with pytest.raises(DinnetError, match=r"forest\.skops: the scikit-learn form of this model is not installed"):
+        read_sklearn(folder)  # model.json knows of none
+    write_model(folder, a_model(), {"forest.skops": b"trees"})
+    pytest.importorskip("skops")
+    (folder / "forest.skops").write_bytes(b"other trees")
+    with pytest.raises(DinnetError, match=r"forest\.skops.*SHA-256"):
+        read_sklearn(folder)
+    (folder / "forest.skops").unlink()
+    with pytest.raises(DinnetError, match="not installed"):
+        read_sklearn(folder)
 
 
 @pytest.mark.parametrize(

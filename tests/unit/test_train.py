@@ -16,7 +16,7 @@ from dinnet.classifier.card import write_trained
 from dinnet.classifier.corpus import GROUPS, LabelledRecords, concat, link_name, load_corpus
 from dinnet.classifier.evaluate import best_sharpness, binary_scores, calibration, count, last_of_flow
 from dinnet.classifier.model import decide, sharpen
-from dinnet.classifier.modelfile import read_model
+from dinnet.classifier.modelfile import read_model, read_sklearn
 from dinnet.classifier.split import HeldOut, folds, split, weights
 from dinnet.classifier.train import Trained, TrainOptions, train
 from dinnet.cli import train as train_command
@@ -286,7 +286,7 @@ def test_model_folder_serves_what_was_trained(corpus: LabelledRecords, trained: 
     # skops asks for trust in the tree's node numbers only; this test wrote them itself.
     trusted = ["sklearn.tree._tree.Tree"]
     assert set(skops.io.get_untrusted_types(file=tmp_path / "model" / "forest.skops")) <= set(trusted)
-    forests = skops.io.load(tmp_path / "model" / "forest.skops", trusted=trusted)
+    forests = read_sklearn(tmp_path / "model")
     matrix = features(corpus.records)
     for output, forest in forests.items():
         served = classifier.probabilities(corpus.records, output)
