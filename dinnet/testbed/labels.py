@@ -41,8 +41,8 @@ class Joined:
 
     labelled: LabelledRecords
     flows: int
-    unlabelled_flows: int  # ARP never gets here; neighbour discovery, stray resets and cut connections do
-    unmatched_labels: int  # labels of connections that left no packet in the capture
+    unlabelled_flows: int  # ARP never gets here; neighbour discovery, stray resets and empty connections do
+    unmatched_labels: int  # labels of connections that left no payload in the capture
 
 
 def read_labels(path: Path) -> list[Label]:
@@ -75,6 +75,7 @@ def read_labels(path: Path) -> list[Label]:
 def join(parts: Iterable[Records], labels: Iterable[Label], manifest: dict[str, Any]) -> Joined:
     """Label flow records by 5-tuple, either direction, and time.
 
+    A flow that carried no payload gets none: whatever its sender wanted, nothing of it can be seen.
     Of several labels of one 5-tuple (ports are used again) the one that shares the most time with the flow is taken,
     with `SLACK_US` around each. `manifest` gets "transports" and "models". Checkpoint records are thinned.
 
@@ -93,6 +94,8 @@ def join(parts: Iterable[Records], labels: Iterable[Label], manifest: dict[str, 
     flow, last = _flows(records)
     label_of_flow = np.full(len(last), -1, np.int64)
     for number, record in enumerate(records[last]):
+        if not (record["fwd_payload_bytes"] or record["rev_payload_bytes"]):
+            continue
         candidates = by_conversation.get(_conversation_of(record), ())
         label_of_flow[number] = _best(known, candidates, int(record["first_us"]), int(record["duration_us"]))
 

@@ -21,7 +21,7 @@ CLIENT, SERVER = 0x0A4D0001, 0x0A4D0002  # 10.77.0.1, 10.77.0.2
 
 
 def record(sport: int, dport: int, *, at: int = T0, lasts: int = 1_000_000, checkpoint: int = 1, end: int = 0,
-           reverse: bool = False, proto: int = 6) -> np.ndarray:  # fmt: skip
+           reverse: bool = False, proto: int = 6, payload: int = 1) -> np.ndarray:  # fmt: skip
     """One flow record of client:sport -> server:dport, or as seen from the other side."""
     made = np.zeros(1, RECORD_DTYPE)
     src, dst = (SERVER, CLIENT) if reverse else (CLIENT, SERVER)
@@ -29,6 +29,7 @@ def record(sport: int, dport: int, *, at: int = T0, lasts: int = 1_000_000, chec
     made["sport"], made["dport"] = (dport, sport) if reverse else (sport, dport)
     made["first_us"], made["duration_us"] = at, lasts
     made["checkpoint"], made["end"], made["proto"] = checkpoint, end, proto
+    made["rev_payload_bytes"] = payload
     return made
 
 
@@ -52,6 +53,15 @@ def test_either_direction_and_what_the_sender_said() -> None:
 def test_values_that_do_not_apply_are_minus_one() -> None:
     found = join([record(1, 2, end=End.FIN)], [label(1, 2)], {}).labelled
     assert (found.streaming[0], found.first_request[0], found.large_model[0]) == (-1, -1, -1)
+
+
+def test_a_connection_that_carried_nothing_gets_no_label() -> None:
+    empty = [record(1, 2, checkpoint=1, payload=0), record(1, 2, checkpoint=1, end=End.FIN, payload=0)]
+    # Checkpoints before a connection's first payload are kept: a live classifier sees those, too.
+    used = [record(3, 2, checkpoint=1, payload=0), record(3, 2, checkpoint=2, end=End.FIN)]
+    joined = join([*empty, *used], [label(1, 2), label(3, 2)], {})
+    assert joined.labelled.records["sport"].tolist() == [3, 3]
+    assert (joined.flows, joined.unlabelled_flows, joined.unmatched_labels) == (2, 1, 1)
 
 
 @pytest.mark.parametrize(

@@ -116,7 +116,7 @@ class SocketWorkload(Workload):
     connections: ClassVar[tuple[int, int]] = (5, 30)
     per_connection: ClassVar[tuple[int, int]] = (1, 6)
     load: ClassVar[tuple[float, float]] = (0.15, 0.7)  # share of what the link can carry
-    least_bytes: ClassVar[int] = 32_768  # that a connection needs to be worth opening
+    least_bytes: int = 32_768  # that a connection needs to be worth opening
     weighed_by: ClassVar[str] = "new_tokens"  # the attribute of Request that shares out the byte budget
 
     def __init__(self, profile: Profile) -> None:
@@ -201,6 +201,8 @@ class SocketWorkload(Workload):
 
     async def _session(self, client: Client, session: Session) -> None:
         await client.until(session.jobs[0].at_s)
+        if client.left_s <= 0:  # a machine too busy to be on time: no connection rather than an idle one
+            return
         try:
             await self.session(client, session)
         except DISCONNECTED:
@@ -209,7 +211,9 @@ class SocketWorkload(Workload):
     def plan(self) -> list[Session]:
         """Share the profile's requests and bytes out to connections."""
         profile, rng = self.profile, self.profile.rng(f"{self.name}/plan")
-        most = max(1, min(self.connections[1], profile.byte_budget // self.least_bytes))
+        link_bytes = profile.rate_bps / 8 * profile.duration_s * rng.uniform(*self.load)
+        volume = min(float(profile.byte_budget), link_bytes) * SHARE_OF_BUDGET
+        most = max(1, min(self.connections[1], int(volume) // self.least_bytes))
         count = round(math.exp(rng.uniform(math.log(min(self.connections[0], most)), math.log(most))))
         single = rng.random() < 0.4 and self.per_connection[0] == 1
         sizes = [1 if single else rng.randint(*self.per_connection) for _ in range(count)]
@@ -217,8 +221,6 @@ class SocketWorkload(Workload):
         weights = [max(1.0, float(getattr(request, self.weighed_by))) for request in arrivals]
         least = sum(weights) / len(weights) / 8  # so that short requests can afford their frame
         weights = [max(weight, least) for weight in weights]
-        link_bytes = profile.rate_bps / 8 * profile.duration_s * rng.uniform(*self.load)
-        volume = min(float(profile.byte_budget), link_bytes) * SHARE_OF_BUDGET
         jobs = [
             Job(request.arrival_s, request, int(volume * weight / sum(weights)))
             for request, weight in zip(arrivals, weights, strict=True)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import random
 
+from dinnet.testbed.workloads.base import Profile
 from dinnet.testbed.workloads.links import GrpcLink, GrpcUnaryLink, Link, LinkWorkload, RawLink, WebSocketLink, ZmqLink
 from dinnet.testbed.workloads.session import Client, Job, Session
 
 STEP_FRAME_BYTES = 1_000  # planned for what a step carries beside the hidden states
+LEAST_STEPS = 40  # of a connection between decode stages
 
 
 class PrefillStage(LinkWorkload):
@@ -19,22 +21,35 @@ class PrefillStage(LinkWorkload):
     volume = 4.0
     connections = (3, 12)
     per_connection = (1, 10)
+    least_bytes = 500_000
 
     async def session(self, client: Client, session: Session) -> None:
         rng = session.rng
         chunk_tokens = rng.choice((512, 1024, 2048, 4096, 8192))
         tensors = rng.choice((1, 1, 2))  # some models hand a residual on beside the hidden states
         stages = rng.choice((2, 4, 8))
-        left = session.max_bytes
+        if not (jobs := self._affordable(session, chunk_tokens, tensors)):
+            return
         async with self.connect(client, rng) as link:
-            for job in session.jobs:
+            for job in jobs:
                 await client.until(job.at_s)
-                # Short prompts cost more for the frames around their chunks than for the chunks.
-                chunks = -(-job.request.new_tokens // chunk_tokens)
-                left -= self._states_bytes(job, tensors) + STEP_FRAME_BYTES * (chunks * tensors + 1)
-                if client.left_s <= 0 or left < 0:
+                if client.left_s <= 0:
                     return
                 await self._prompt(link, job, chunk_tokens, tensors, stages, rng)
+
+    def _affordable(self, session: Session, chunk_tokens: int, tensors: int) -> list[Job]:
+        """The session's jobs without those that the connection's bytes do not suffice for.
+
+        Short prompts cost more for the frames around their chunks than for the chunks.
+        """
+        jobs, left = [], session.max_bytes
+        for job in session.jobs:
+            chunks = -(-job.request.new_tokens // chunk_tokens)
+            cost = self._states_bytes(job, tensors) + STEP_FRAME_BYTES * (chunks * tensors + 1)
+            if cost <= left:
+                jobs.append(job)
+                left -= cost
+        return jobs
 
     def _states_bytes(self, job: Job, tensors: int) -> int:
         """The prompt's hidden states, cut to what they may cost."""
@@ -83,6 +98,10 @@ class DecodeStage(LinkWorkload):
     volume = 2.0
     connections = (5, 16)
     per_connection = (1, 1)
+
+    def __init__(self, profile: Profile) -> None:
+        super().__init__(profile)
+        self.least_bytes = LEAST_STEPS * (2 * self.model.activation_bytes(1) + STEP_FRAME_BYTES)
 
     async def session(self, client: Client, session: Session) -> None:
         rng = session.rng
