@@ -1,0 +1,210 @@
+/* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0 */
+/* What the loader and the pipeline agree on: keys and values of the maps, and events.
+ *
+ * Python takes these layouts from the object's own type information; sizes are the P4 program's. Addresses are two
+ * 64-bit numbers, IPv4 as IPv4-mapped IPv6, as in dinnet.capture.packet. Numbers are in host order where nothing else
+ * is said.
+ */
+#ifndef DINNET_CONTRACT_H
+#define DINNET_CONTRACT_H
+
+#include <linux/bpf.h>
+#include <linux/types.h>
+
+#include "../../../p4/include/sizes.p4"
+
+#define MAX_GROUP_PORTS 64
+#define MAX_MASKS 64	 /* combinations of masks in slice_select */
+#define FLOW_WAYS 4	 /* flows that share a set of the flow table */
+#define EVENT_PACKET_BYTES 2048
+
+enum drop { KEPT, DROP_MALFORMED, DROP_NO_ROUTE, DROP_TTL, DROP_FORWARD, DROP_MICROFLOW, DROP_SLICE, DROP_CELLS = 8 };
+enum parsed { PARSED_NOT_IP, PARSED_IPV4, PARSED_IPV6, PARSED_FRAGMENT, PARSED_MALFORMED, PARSED_CELLS = 8 };
+enum colour { GREEN, YELLOW, RED };
+enum bucket { ABOVE_NONE, ABOVE_MICROFLOW, ABOVE_SLICE };
+enum exceed_action { DEGRADE, REROUTE, DROP };
+enum forward_action { FORWARD_MISS, FORWARD_PORT, FORWARD_ROUTE, FORWARD_FLOOD, FORWARD_DROP, FORWARD_CONTROLLER };
+enum end { LIVE, IDLE, ACTIVE, FIN, RST, REUSE, EVICTED = 7 };
+
+struct port_config {
+	__u16 port;
+	__u8 trusted;
+	__u8 flow_labels;
+};
+
+struct route_v4_key {
+	__u32 prefix_bits;
+	__u8 dst[4];
+};
+
+struct route_v6_key {
+	__u32 prefix_bits;
+	__u8 dst[16];
+};
+
+struct forward {
+	__u8 action; /* enum forward_action */
+	__u8 pad;
+	__u16 port; /* FORWARD_FLOOD: the multicast group */
+	__u8 src[6];
+	__u8 dst[6];
+};
+
+struct station_key {
+	__u16 vlan;
+	__u8 mac[6];
+};
+
+struct group {
+	__u32 count;
+	__u16 ports[MAX_GROUP_PORTS];
+};
+
+struct mark {
+	__u8 valid;
+	__u8 slice;
+	__u8 tc;
+	__u8 dscp;
+};
+
+/* What slice_select looks at, as 32-bit words to be masked. */
+struct select_fields {
+	__u64 src_hi, src_lo, dst_hi, dst_lo;
+	__u16 ingress_port;
+	__u16 sport;
+	__u16 dport;
+	__u16 vlan;
+	__u32 proto;
+	__u32 mask_id; /* whose masks were applied; in a mask itself: all ones */
+};
+
+struct select_mask {
+	struct select_fields fields;
+	__u32 best_priority; /* of the entries with these masks; 0: not in use */
+	__u32 pad;
+};
+
+struct select_entry {
+	__u32 priority;
+	__u32 state; /* cell of select_state */
+	__u8 slice;
+	__u8 tc;
+	__u16 pad;
+};
+
+struct microflow_key {
+	__u64 src_hi, src_lo, dst_hi, dst_lo;
+	__u32 flow_label;
+	__u16 sport;
+	__u16 dport;
+	__u16 vlan;
+	__u8 proto;
+	__u8 pad[5];
+};
+
+struct microflow {
+	__u32 id;
+	__u32 state; /* cell of microflow_state */
+	__u8 slice;
+	__u8 tc;
+	__u8 metered;
+	__u8 pad;
+};
+
+/* A token bucket counts in nanobytes: bytes times 10^9, so that nanoseconds times bytes per second add up exactly. */
+struct token_bucket {
+	__u64 rate;    /* bytes per second */
+	__u64 burst;   /* nanobytes */
+	__u64 tokens;  /* nanobytes */
+	__u64 fill_ns; /* from empty to full; all ones: never */
+};
+
+/* Two-rate three-colour marker (RFC 2698), colour-blind. */
+struct meter {
+	struct bpf_spin_lock lock;
+	__u32 configured;
+	__u64 last_ns;
+	struct token_bucket committed;
+	struct token_bucket peak;
+};
+
+struct cell {
+	__u64 packets;
+	__u64 bytes;
+};
+
+struct microflow_state {
+	struct meter meter;
+	struct cell counter;
+	__u64 last_ns; /* of the last packet, for the idle timeout */
+};
+
+struct exceed {
+	__u8 valid;
+	__u8 action; /* enum exceed_action */
+	__u16 port;
+	__u8 src[6];
+	__u8 dst[6];
+};
+
+/* One direction of a flow record: dinnet.flows.record.DIRECTION_DTYPE. */
+struct flow_side {
+	__u64 bytes, payload_bytes, len_sumsq, iat_sum_us, iat_sumsq_us, gap_sum_us, gap_sumsq_us, burst_max_bytes, window_sum;
+	__u32 packets, payload_packets, len_min, len_max, iat_min_us, iat_max_us, window_min;
+	__u32 syn, fin, rst, psh, ack, pure_ack, full_segments, bursts, turn_delay_max_us;
+	__u64 turn_delay_sum_us;
+};
+
+/* dinnet.flows.record.RECORD_DTYPE. */
+struct flow_record {
+	__u64 src_hi, src_lo, dst_hi, dst_lo;
+	__s64 first_us;
+	__u64 duration_us;
+	__u32 flow_label, tunnel_id, turns, checkpoint;
+	__u16 sport, dport, vlan, inner_vlan;
+	__u8 proto, ip_version, end, syn_seen;
+	__u32 splt_rev;
+	__u32 splt_gap_us[8], turn_bytes[6], turn_wait_us[6];
+	__u16 splt_bytes[8];
+	struct flow_side sides[2];
+};
+
+/* What is needed to go on with a flow. */
+struct flow_work {
+	__u64 last_us, last_checkpoint_us;
+	__u64 side_last_us[2], side_last_payload_us[2], burst_bytes[2];
+	__u32 next_checkpoint, isn;
+	__u32 flow_label; /* of the key */
+	__u8 last_payload_side, fins, closed, used;
+	__u8 isn_known, forward_seen, payload_packets, pad;
+	__u16 ingress_port, pad2;
+};
+
+struct flow {
+	struct flow_record record;
+	struct flow_work work;
+};
+
+struct flow_set {
+	struct bpf_spin_lock lock;
+	__u32 pad;
+	struct flow ways[FLOW_WAYS];
+};
+
+enum event_kind { EVENT_RECORD = 1, EVENT_PACKET_IN = 2 };
+
+struct record_event {
+	__u16 kind;
+	__u16 ingress_port;
+	__u32 pad;
+	struct flow_record record;
+};
+
+struct packet_event {
+	__u16 kind;
+	__u16 ingress_port;
+	__u32 length;
+	__u8 data[EVENT_PACKET_BYTES];
+};
+
+#endif

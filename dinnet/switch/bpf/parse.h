@@ -1,0 +1,247 @@
+/* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0 */
+/* Ethernet to ports, as p4/include/parser.p4 does it. */
+#ifndef DINNET_PARSE_H
+#define DINNET_PARSE_H
+
+#include "maps.h"
+
+#define ETH_VLAN 0x8100
+#define ETH_QINQ 0x88a8
+#define ETH_IPV4 0x0800
+#define ETH_IPV6 0x86dd
+#define V4_MAPPED 0x0000ffff00000000ULL
+
+#define TCP_FIN 0x01
+#define TCP_SYN 0x02
+#define TCP_RST 0x04
+#define TCP_PSH 0x08
+#define TCP_ACK 0x10
+
+struct packet {
+	__u64 src_hi, src_lo, dst_hi, dst_lo;
+	__u64 now_ns;
+	__u32 flow_label, key_label;
+	__u32 seq, ack;
+	__u32 frame_bytes;
+	__u16 sport, dport, vlan, inner_vlan;
+	__u16 ip_bytes, l4_bytes, payload_bytes, window;
+	__u16 ingress_port;
+	__u16 l3; /* offset of the IP header */
+	__u8 version; /* 4, 6, or 0: no IP packet */
+	__u8 proto, tos, ttl, tcp_flags, has_tcp, later_fragment;
+	/* the decision */
+	__u8 slice, tc, colour;
+};
+
+struct ipv4_header {
+	__u8 version_ihl, tos;
+	__be16 total_length, id, fragment;
+	__u8 ttl, protocol;
+	__be16 checksum;
+	__be32 src, dst;
+};
+
+struct ipv6_header {
+	__be32 version_class_label;
+	__be16 payload_length;
+	__u8 next_header, hop_limit;
+	__be64 src[2], dst[2];
+} __attribute__((packed));
+
+struct tcp_header {
+	__be16 sport, dport;
+	__be32 seq, ack;
+	__u8 offset, flags;
+	__be16 window, checksum, urgent;
+};
+
+enum verdict { PARSE_OK, PARSE_MALFORMED };
+
+#define LOAD(skb, offset, into) (bpf_skb_load_bytes(skb, offset, &(into), sizeof(into)) < 0)
+
+static __always_inline int parse_transport(struct __sk_buff *skb, struct packet *p, __u32 offset)
+{
+	struct tcp_header tcp;
+	__be16 ports[4];
+
+	p->payload_bytes = p->l4_bytes;
+	switch (p->proto) {
+	case 6:
+		if (p->l4_bytes < 20 || LOAD(skb, offset, tcp))
+			return PARSE_MALFORMED;
+		__u16 header = (tcp.offset >> 4) * 4;
+		if (header < 20 || p->l4_bytes < header)
+			return PARSE_MALFORMED;
+		p->sport = bpf_ntohs(tcp.sport);
+		p->dport = bpf_ntohs(tcp.dport);
+		p->seq = bpf_ntohl(tcp.seq);
+		p->ack = bpf_ntohl(tcp.ack);
+		p->window = bpf_ntohs(tcp.window);
+		p->tcp_flags = tcp.flags;
+		p->has_tcp = 1;
+		p->payload_bytes = p->l4_bytes - header;
+		return PARSE_OK;
+	case 17:
+	case 136:
+		if (p->l4_bytes < 8 || LOAD(skb, offset, ports))
+			return PARSE_MALFORMED;
+		p->payload_bytes = p->l4_bytes - 8;
+		break;
+	case 33:
+	case 132:
+		if (p->l4_bytes < 4 || bpf_skb_load_bytes(skb, offset, ports, 4) < 0)
+			return PARSE_MALFORMED;
+		break;
+	default:
+		return PARSE_OK;
+	}
+	p->sport = bpf_ntohs(ports[0]);
+	p->dport = bpf_ntohs(ports[1]);
+	return PARSE_OK;
+}
+
+/* Whether the whole of a header of `bytes` is there, in the IP packet and in the frame; then go behind it. */
+static __always_inline int skip_header(struct __sk_buff *skb, struct packet *p, __u32 *offset, __u16 bytes)
+{
+	if (p->l4_bytes < bytes || *offset + bytes > skb->len)
+		return PARSE_MALFORMED;
+	p->l4_bytes -= bytes;
+	*offset += bytes;
+	return PARSE_OK;
+}
+
+static __always_inline int parse_extensions(struct __sk_buff *skb, struct packet *p, __u32 *offset)
+{
+	__u8 head[4];
+	__u16 bytes;
+
+	for (int i = 0; i <= EXTENSIONS; i++) {
+		switch (p->proto) {
+		case 0:
+		case 43:
+		case 60:
+		case 135:
+		case 139:
+		case 140:
+		case 44:
+		case 51:
+			break;
+		default:
+			return PARSE_OK;
+		}
+		if (i == EXTENSIONS)
+			break; /* more than are looked behind: no ports */
+		if (LOAD(skb, *offset, head))
+			return PARSE_MALFORMED;
+		if (p->proto == 44) {
+			bytes = 8;
+			p->later_fragment = ((head[2] << 8 | head[3]) & 0xfff8) != 0;
+		} else if (p->proto == 51) {
+			bytes = (head[1] + 2) * 4;
+		} else {
+			bytes = (head[1] + 1) * 8;
+		}
+		if (skip_header(skb, p, offset, bytes))
+			return PARSE_MALFORMED;
+		p->proto = head[0];
+		if (p->later_fragment)
+			return PARSE_OK;
+	}
+	return PARSE_OK;
+}
+
+static __always_inline int parse_ipv4(struct __sk_buff *skb, struct packet *p, __u32 offset)
+{
+	struct ipv4_header ip;
+	__u8 head[2];
+
+	if (LOAD(skb, offset, ip))
+		return PARSE_MALFORMED;
+	__u16 header = (ip.version_ihl & 15) * 4, total = bpf_ntohs(ip.total_length);
+	if (ip.version_ihl >> 4 != 4 || header < 20 || total < header || offset + header > skb->len)
+		return PARSE_MALFORMED;
+	p->version = 4;
+	p->src_hi = p->dst_hi = 0;
+	p->src_lo = V4_MAPPED | bpf_ntohl(ip.src);
+	p->dst_lo = V4_MAPPED | bpf_ntohl(ip.dst);
+	p->tos = ip.tos;
+	p->ttl = ip.ttl;
+	p->proto = ip.protocol;
+	p->ip_bytes = total;
+	p->l4_bytes = total - header;
+	p->later_fragment = (bpf_ntohs(ip.fragment) & 0x1fff) != 0;
+	offset += header;
+	if (p->later_fragment)
+		return PARSE_OK;
+	if (p->proto == 51) {
+		if (LOAD(skb, offset, head) || skip_header(skb, p, &offset, (head[1] + 2) * 4))
+			return PARSE_MALFORMED;
+		p->proto = head[0];
+	}
+	return parse_transport(skb, p, offset);
+}
+
+static __always_inline int parse_ipv6(struct __sk_buff *skb, struct packet *p, __u32 offset)
+{
+	struct ipv6_header ip;
+
+	if (LOAD(skb, offset, ip))
+		return PARSE_MALFORMED;
+	__u32 word = bpf_ntohl(ip.version_class_label);
+	__u16 payload = bpf_ntohs(ip.payload_length);
+	if (word >> 28 != 6 || payload > 65495)
+		return PARSE_MALFORMED;
+	p->version = 6;
+	p->src_hi = bpf_be64_to_cpu(ip.src[0]);
+	p->src_lo = bpf_be64_to_cpu(ip.src[1]);
+	p->dst_hi = bpf_be64_to_cpu(ip.dst[0]);
+	p->dst_lo = bpf_be64_to_cpu(ip.dst[1]);
+	p->tos = word >> 20;
+	p->flow_label = word & 0xfffff;
+	p->ttl = ip.hop_limit;
+	p->proto = ip.next_header;
+	p->ip_bytes = payload + 40;
+	p->l4_bytes = payload;
+	offset += 40;
+	if (parse_extensions(skb, p, &offset))
+		return PARSE_MALFORMED;
+	return p->later_fragment ? PARSE_OK : parse_transport(skb, p, offset);
+}
+
+/* Fill `p`, which is all zeros. A VLAN tag may have been taken out of the frame by the kernel. */
+static __always_inline int parse(struct __sk_buff *skb, struct packet *p)
+{
+	__be16 type;
+	__u32 offset = 14;
+	int tags = 0;
+	struct {
+		__be16 tci, type;
+	} tag;
+
+	if (LOAD(skb, 12, type))
+		return PARSE_MALFORMED;
+	if (skb->vlan_present) {
+		p->vlan = skb->vlan_tci & 0xfff;
+		tags = 1;
+	}
+	for (int i = 0; i < 2; i++) {
+		if ((type != bpf_htons(ETH_VLAN) && type != bpf_htons(ETH_QINQ)) || tags == 2)
+			break;
+		if (LOAD(skb, offset, tag))
+			return PARSE_MALFORMED;
+		if (tags++)
+			p->inner_vlan = bpf_ntohs(tag.tci) & 0xfff;
+		else
+			p->vlan = bpf_ntohs(tag.tci) & 0xfff;
+		type = tag.type;
+		offset += 4;
+	}
+	p->l3 = offset;
+	if (type == bpf_htons(ETH_IPV4))
+		return parse_ipv4(skb, p, offset);
+	if (type == bpf_htons(ETH_IPV6))
+		return parse_ipv6(skb, p, offset);
+	return PARSE_OK;
+}
+
+#endif

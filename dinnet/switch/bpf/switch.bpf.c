@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0 OR GPL-2.0
+/* The pipeline of p4/dinnet.p4 for Linux: attached to the ingress of every port's interface. */
+#include <linux/bpf.h>
+#include <linux/pkt_cls.h>
+
+#include "classify.h"
+#include "contract.h"
+#include "forward.h"
+#include "maps.h"
+#include "meter.h"
+#include "parse.h"
+#include "records.h"
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";
+
+static __always_inline int drop(struct packet *p, enum drop reason)
+{
+	count(&drops, reason, p->frame_bytes);
+	return TC_ACT_SHOT;
+}
+
+static __always_inline int to_controller(struct __sk_buff *skb, struct packet *p)
+{
+	struct packet_event *event = bpf_ringbuf_reserve(&events, sizeof(*event), 0);
+	__u32 length = skb->len;
+
+	if (event) {
+		event->kind = EVENT_PACKET_IN;
+		event->ingress_port = p->ingress_port;
+		event->length = length;
+		if (length > EVENT_PACKET_BYTES)
+			length = EVENT_PACKET_BYTES;
+		if (length > 0 && bpf_skb_load_bytes(skb, 0, event->data, length) == 0) {
+			bpf_ringbuf_submit(event, 0);
+			return TC_ACT_SHOT;
+		}
+		bpf_ringbuf_discard(event, 0);
+	}
+	count(&lost_events, 1, p->frame_bytes);
+	return TC_ACT_SHOT;
+}
+
+static __always_inline int to_port(struct packet *p, __u32 port)
+{
+	__u32 *device = bpf_map_lookup_elem(&egress_port, &port);
+
+	if (!device || !*device)
+		return drop(p, DROP_NO_ROUTE);
+	return bpf_redirect(*device, 0);
+}
+
+/* A copy to every port of the group but the one that the packet came from. */
+static __always_inline int flood(struct __sk_buff *skb, struct packet *p, __u32 number)
+{
+	struct group *group = bpf_map_lookup_elem(&groups, &number);
+
+	if (!group)
+		return drop(p, DROP_NO_ROUTE);
+	for (__u32 i = 0; i < MAX_GROUP_PORTS; i++) {
+		if (i >= group->count)
+			break;
+		__u32 port = group->ports[i];
+
+		if (port == p->ingress_port)
+			continue;
+		__u32 *device = bpf_map_lookup_elem(&egress_port, &port);
+
+		if (device && *device)
+			bpf_clone_redirect(skb, *device, 0);
+	}
+	return TC_ACT_SHOT;
+}
+
+/* What becomes of a packet above its token bucket. Changes where it goes, or drops it. */
+static __always_inline enum drop apply_exceed(struct __sk_buff *skb, struct packet *p, enum bucket above,
+					      struct forward *way)
+{
+	__u32 index = p->slice << 2 | above, zero = 0;
+	struct exceed *exceed_entry = bpf_map_lookup_elem(&exceed, &index);
+
+	if (exceed_entry && !exceed_entry->valid)
+		exceed_entry = bpf_map_lookup_elem(&exceed_default, &zero);
+	if (!exceed_entry)
+		return KEPT;
+	count(&exceeded, index << 2 | (exceed_entry->action & 3), p->frame_bytes);
+	switch (exceed_entry->action) {
+	case DROP:
+		return above == ABOVE_SLICE ? DROP_SLICE : DROP_MICROFLOW;
+	case REROUTE:
+		way->action = FORWARD_PORT;
+		way->port = exceed_entry->port;
+		__u8 any_src = 0, any_dst = 0;
+		for (int i = 0; i < 6; i++) {
+			any_src |= exceed_entry->src[i];
+			any_dst |= exceed_entry->dst[i];
+		}
+		if (any_dst)
+			bpf_skb_store_bytes(skb, 0, exceed_entry->dst, 6, 0);
+		if (any_src)
+			bpf_skb_store_bytes(skb, 6, exceed_entry->src, 6, 0);
+		return KEPT;
+	default:
+		p->tc = 0;
+		return KEPT;
+	}
+}
+
+static __always_inline enum drop police(struct __sk_buff *skb, struct packet *p, enum colour own, struct forward *way)
+{
+	enum colour slice_colour = GREEN;
+	enum bucket above = ABOVE_NONE;
+
+	if (own == RED) {
+		above = ABOVE_MICROFLOW;
+	} else {
+		/* What a micro-flow's own bucket refuses must not use up the slice's tokens. */
+		__u32 port = way->action == FORWARD_FLOOD ? NO_PORT : way->action == FORWARD_CONTROLLER ? CPU_PORT : way->port;
+		__u32 index = port * SLICES + p->slice;
+		struct meter *meter = bpf_map_lookup_elem(&slice_meter, &index);
+
+		if (meter)
+			slice_colour = run_meter(meter, p);
+		if (slice_colour == RED)
+			above = ABOVE_SLICE;
+	}
+	p->colour = own > slice_colour ? own : slice_colour;
+	return above == ABOVE_NONE ? KEPT : apply_exceed(skb, p, above, way);
+}
+
+/* (slice, tc) to DSCP and to the egress queue; ECN is kept. */
+static __always_inline void write_mark(struct __sk_buff *skb, struct packet *p)
+{
+	__u32 index = p->slice << 2 | p->tc;
+	struct mark *plan = bpf_map_lookup_elem(&mark_to_dscp, &index);
+	__u32 *queue = bpf_map_lookup_elem(&queue_of_mark, &index);
+	__u8 tos = index << 2 | (p->tos & 3);
+
+	count(&marked, index << 2 | p->colour, p->frame_bytes);
+	if (queue)
+		skb->priority = *queue;
+	if (plan && plan->valid)
+		tos = plan->dscp << 2 | (p->tos & 3);
+	if (tos == p->tos)
+		return;
+	if (p->version == 4) {
+		bpf_l3_csum_replace(skb, p->l3 + 10, bpf_htons(p->tos), bpf_htons(tos), 2);
+		bpf_skb_store_bytes(skb, p->l3 + 1, &tos, 1, 0);
+	} else {
+		__u8 head[2] = {0x60 | tos >> 4, (__u8)(tos << 4 | (p->flow_label >> 16 & 15))};
+
+		bpf_skb_store_bytes(skb, p->l3, head, 2, 0);
+	}
+}
+
+SEC("tc")
+int ingress(struct __sk_buff *skb)
+{
+	struct packet p = {};
+	struct forward way = {};
+	__u32 device = skb->ifindex;
+	struct port_config *config = bpf_map_lookup_elem(&ingress_port, &device);
+
+	if (!config)
+		return TC_ACT_UNSPEC;
+	p.ingress_port = config->port;
+	p.frame_bytes = skb->len + (skb->vlan_present ? 4 : 0);
+	p.now_ns = packet_clock ? skb->tstamp : bpf_ktime_get_ns();
+	if (parse(skb, &p)) {
+		count(&parsed, PARSED_MALFORMED, p.frame_bytes);
+		return drop(&p, DROP_MALFORMED);
+	}
+	count(&parsed,
+	      !p.version	 ? PARSED_NOT_IP
+	      : p.later_fragment ? PARSED_FRAGMENT
+	      : p.version == 4	 ? PARSED_IPV4
+				 : PARSED_IPV6,
+	      p.frame_bytes);
+	p.key_label = config->flow_labels ? p.flow_label : 0;
+	if (p.version && !p.later_fragment)
+		record_packet(&p);
+
+	struct forward *found = find_forward(skb, &p);
+
+	if (!found || found->action == FORWARD_MISS)
+		return drop(&p, DROP_NO_ROUTE);
+	way = *found;
+	if (way.action == FORWARD_DROP)
+		return drop(&p, DROP_FORWARD);
+	if (way.action == FORWARD_ROUTE) {
+		enum drop reason = take_hop(skb, &p);
+
+		if (reason)
+			return drop(&p, reason);
+		set_stations(skb, way.src, way.dst);
+	}
+	if (p.version) {
+		classify(&p, config->trusted);
+		enum colour colour = p.later_fragment ? GREEN : find_microflow(&p);
+		enum drop reason = police(skb, &p, colour, &way);
+
+		if (reason)
+			return drop(&p, reason);
+		write_mark(skb, &p);
+	}
+	switch (way.action) {
+	case FORWARD_FLOOD:
+		return flood(skb, &p, way.port);
+	case FORWARD_CONTROLLER:
+		return to_controller(skb, &p);
+	default:
+		return to_port(&p, way.port);
+	}
+}
