@@ -77,7 +77,9 @@ def record(
 
 @app.command()
 def relabel(
-    captures: Annotated[Path, typer.Argument(help="Folder of captures that `record --keep-captures` kept.")],
+    captures: Annotated[
+        Path, typer.Argument(callback=there, help="Folder of captures that `record --keep-captures` kept.")
+    ],
     out: Annotated[Path, typer.Option("--out", "-o", file_okay=False, help="Folder for the corpus files.")],
 ) -> None:
     """Make the corpus files again from kept captures: where the flow record has changed since."""
