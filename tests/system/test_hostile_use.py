@@ -133,7 +133,14 @@ _PCAP = "dinnet classify pcap $S/a.pcap --model $S/model"
 
 @pytest.mark.parametrize(
     "script",
-    [f"{_PCAP} >&-", f"{_PCAP} -f csv >&-", "dinnet --version >&-", "dinnet features explain --model $S/model >&-"],
+    [
+        f"{_PCAP} >&-",
+        f"{_PCAP} -f csv >&-",
+        "dinnet --version >&-",
+        "dinnet features explain --model $S/model >&-",
+        "dinnet classify live lo --model $S/model >&-",  # it would else listen for good
+        "dinnet train no-such.npz -o model >&-",  # and this one train for hours
+    ],
 )
 def test_a_closed_standard_output_is_one_line(stock: Path, tmp_path: Path, script: str) -> None:
     done = shell(script, stock, tmp_path)
