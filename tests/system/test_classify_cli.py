@@ -10,7 +10,6 @@ import os
 import pty
 import select
 import signal
-import struct
 import subprocess
 import sys
 import threading
@@ -19,60 +18,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-
-from dinnet.classifier.forest import LEAF, ForestArrays
-from dinnet.classifier.modelfile import ModelFile, write_model
-from dinnet.flows.features import FEATURE_NAMES
+from clikit import T0, capture, write_tiny_model
 
 PATIENCE_S = 120.0
-T0 = 1_700_000_000
-
-
-def frame(sport: int, dport: int, payload: int) -> bytes:
-    """An Ethernet frame with an IPv4 UDP packet from 10.0.0.1 to 10.0.0.2."""
-    udp = struct.pack("!HHHH", sport, dport, 8 + payload, 0) + bytes(payload)
-    ip = struct.pack("!BBHHHBBH4s4s", 0x45, 0, 20 + len(udp), 0, 0, 64, 17, 0, b"\x0a\0\0\1", b"\x0a\0\0\2")
-    return b"\2\0\0\0\0\2\2\0\0\0\0\1\x08\0" + ip + udp
-
-
-def capture(flows: int, *, first_port: int = 1000, packets: int = 5) -> bytes:
-    """A pcap; flow i has `packets` packets from port first_port + i, one a millisecond.
-
-    Flows with an even number have 1000 payload bytes a packet (IP length 1028), others 72 (IP length 100).
-    """
-    out = [struct.pack("<IHHiIII", 0xA1B2C3D4, 2, 4, 0, 0, 65535, 1)]
-    for step in range(packets):
-        for flow in range(flows):
-            data = frame(first_port + flow, 9000, 72 if flow % 2 else 1000)
-            out.append(struct.pack("<IIII", T0, 1000 * step, len(data), len(data)) + data)
-    return b"".join(out)
-
-
-def leaf_only(*probabilities: float) -> ForestArrays:
-    return ForestArrays(
-        np.array([0, 1], np.uint32),
-        np.array([LEAF], np.uint16),
-        np.zeros(1, np.float32),
-        np.zeros(1, np.uint32),
-        np.array([probabilities], np.float32),
-    )
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Mean packet size up to 400 bytes is decode with 0.75, above it prefill with 0.9."""
     folder = tmp_path_factory.mktemp("models") / "tiny"
-    by_size = ForestArrays(
-        np.array([0, 3], np.uint32),
-        np.array([FEATURE_NAMES.index("packet_size_mean"), LEAF, LEAF], np.uint16),
-        np.array([400, 0, 0], np.float32),
-        np.array([1, 0, 1], np.uint32),
-        np.array([[0.05, 0.75, 0.1, 0.1, 0], [0.9, 0.1, 0, 0, 0]], np.float32),
-    )
-    forests = {"class": by_size, "streaming": leaf_only(0.1, 0.9), "large_model": leaf_only(0.8, 0.2)}
-    write_model(folder, ModelFile(tuple(FEATURE_NAMES), 0.7, forests), {})
+    write_tiny_model(folder)
     return folder
 
 
@@ -279,20 +234,22 @@ def test_a_cut_capture_gives_its_whole_packets_a_warning_and_exit_0(model: Path,
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    ("code", "arguments"),
     [
-        ("no-such.pcap",),
-        ("empty",),
-        ("small.pcap", "--min-confidence", "2"),
-        ("small.pcap", "--idle-timeout", "0"),
-        ("small.pcap", "--format", "xml"),
-        ("small.pcap", "--workers", "0"),
-        ("small.pcap", "--top", "5", "--format", "csv"),
-        ("small.pcap", "--out", "no-such-folder/rows.csv"),
-        (),
+        (1, ("no-such.pcap",)),
+        (1, ("empty",)),
+        (2, ("small.pcap", "--min-confidence", "2")),
+        (2, ("small.pcap", "--idle-timeout", "0")),
+        (2, ("small.pcap", "--format", "xml")),
+        (2, ("small.pcap", "--workers", "0")),
+        (2, ("small.pcap", "--top", "5", "--format", "csv")),
+        (1, ("small.pcap", "--out", "no-such-folder/rows.csv")),
+        (2, ()),
     ],
 )
-def test_wrong_use_is_exit_2(model: Path, small: Path, tmp_path: Path, arguments: tuple[str, ...]) -> None:
+def test_what_is_missing_is_exit_1_and_wrong_use_exit_2(
+    model: Path, small: Path, tmp_path: Path, code: int, arguments: tuple[str, ...]
+) -> None:
     (tmp_path / "empty").mkdir()
     before = listing(tmp_path)
     done = subprocess.run(
@@ -303,7 +260,7 @@ def test_wrong_use_is_exit_2(model: Path, small: Path, tmp_path: Path, arguments
         timeout=PATIENCE_S,
         check=False,
     )
-    assert (done.returncode, done.stdout) == (2, b"")
+    assert (done.returncode, done.stdout) == (code, b"")
     assert done.stderr
     assert b"Traceback" not in done.stderr
     assert listing(tmp_path) == before

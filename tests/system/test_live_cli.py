@@ -207,9 +207,10 @@ def test_interface_going_down_keeps_what_there_was(pair: Pair, stack: ExitStack,
 
 
 def test_one_line_says_what_is_wrong(pair: Pair, stack: ExitStack, tmp_path: Path) -> None:
+    gone = f"{tmp_path}/no/x.pcapng"
     programs = {
         f"no interface nope in namespace {pair.b}: `ip link` lists those there are": ("nope", "--netns", pair.b),
-        f"{tmp_path}: cannot write packets here: Is a directory": ("lo", "--write", str(tmp_path)),
+        f"{gone}: cannot write packets here: no such file or folder": ("lo", "--write", gone),
     }
     started = {reason: Program(stack, *arguments) for reason, arguments in programs.items()}
     for reason, program in started.items():

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dinnet.errors import UsageError
+from dinnet.errors import DinnetError, UsageError
 from dinnet.report.inputs import find_captures
 
 
@@ -51,10 +51,16 @@ def test_a_file_whose_name_looks_like_a_pattern(folder: Path) -> None:
     ("name", "words"),
     [("no.pcap", "no such file"), ("*.nothing", "no file matches"), ("empty", "no captures in this folder")],
 )
-def test_what_is_not_there_is_wrong_use(folder: Path, name: str, words: str) -> None:
+def test_what_is_not_there_is_failed_work(folder: Path, name: str, words: str) -> None:
     (folder / "empty").mkdir()
-    with pytest.raises(UsageError, match=words):
+    with pytest.raises(DinnetError, match=words) as failure:
         find_captures([str(folder / name)])
+    assert failure.value.exit_code == 1
+
+
+def test_an_empty_name_is_wrong_use() -> None:
+    with pytest.raises(UsageError, match="empty"):
+        find_captures([""])
 
 
 def test_standard_input_stands_alone() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dinnet.errors import DinnetError, UsageError
-from dinnet.report.output import atomic_output
+from dinnet.report.output import OutputError, atomic_output
 
 
 def listing(folder: Path) -> list[str]:
@@ -68,8 +68,8 @@ def test_a_device_is_written_to_and_not_replaced() -> None:
     assert stat.S_ISCHR(Path("/dev/null").stat().st_mode)
 
 
-def test_a_missing_folder_and_a_folder_are_wrong_use(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="does not exist"), atomic_output(tmp_path / "no" / "rows.csv"):
+def test_a_missing_folder_is_failed_work_and_a_folder_wrong_use(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match="does not exist"), atomic_output(tmp_path / "no" / "rows.csv"):
         pass
     with pytest.raises(UsageError, match="is a folder"), atomic_output(tmp_path):
         pass

@@ -188,7 +188,7 @@ def test_really_full_disk(tmp_path: Path) -> None:
 
 
 def test_impossible_paths(tmp_path: Path) -> None:
-    with pytest.raises(DinnetError, match="cannot write packets here: No such file or directory"):
+    with pytest.raises(DinnetError, match="cannot write packets here: no such file or folder"):
         PcapngWriter(tmp_path / "no" / "a.pcapng", link_type=1, snaplen=0, interface="x")
     with pytest.raises(DinnetError, match="cannot write packets here: Is a directory"):
         PcapngWriter(tmp_path, link_type=1, snaplen=0, interface="x")

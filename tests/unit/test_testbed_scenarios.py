@@ -160,7 +160,7 @@ def test_files_that_are_no_plan(tmp_path: Path, content: bytes, message: str) ->
     path.write_bytes(content)
     with pytest.raises(DinnetError, match=message):
         load_yaml(path, Plan)
-    with pytest.raises(DinnetError, match="cannot read: No such file"):
+    with pytest.raises(DinnetError, match="cannot read: no such file or folder"):
         load_yaml(tmp_path / "absent.yaml", Plan)
 
 
