@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import zipfile
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -14,8 +16,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from dinnet.errors import DinnetError
+from dinnet.errors import DinnetError, reason
 from dinnet.flows.record import RECORD_DTYPE, Records
+from dinnet.parts import new_file
 
 #: Training groups in the order of their numbers. The last one is traffic that is not inference.
 GROUPS: Final = ("prefill", "decode", "control", "data", "other")
@@ -135,15 +138,23 @@ class LabelledRecords:
         arrays = {name: getattr(self, name) for name in ("records", *_COLUMNS)}
         if self.scenario is not None:
             arrays["scenario"] = self.scenario
-        part = path.with_name(path.name + ".part")
+        target = Path(os.path.realpath(path))  # a symbolic link is followed
         try:
-            with part.open("wb") as out:
-                np.savez_compressed(out, manifest=np.array(json.dumps(self.manifest, sort_keys=True)), **arrays)
-            part.replace(path)
+            with suppress(FileNotFoundError):
+                target.stat()  # a link that leads round in circles is no place for a file
+            descriptor, part = new_file(target)
+            try:
+                with os.fdopen(descriptor, "wb", closefd=False) as out:
+                    np.savez_compressed(out, manifest=np.array(json.dumps(self.manifest, sort_keys=True)), **arrays)
+                os.fchmod(descriptor, 0o644)
+                part.replace(target)
+            except BaseException:
+                part.unlink()
+                raise
+            finally:
+                os.close(descriptor)
         except OSError as error:
-            raise DinnetError(f"{path}: cannot write the corpus file: {error.strerror or error}") from error
-        finally:
-            part.unlink(missing_ok=True)
+            raise DinnetError(f"{path}: cannot write the corpus file: {reason(error)}") from error
 
     @classmethod
     def load(cls, path: Path) -> LabelledRecords:
@@ -167,9 +178,11 @@ class LabelledRecords:
             raise DinnetError(f"{path}: no such corpus file") from None
         except KeyError as error:
             raise DinnetError(f"{path}: not a corpus file: {error.args[0]}") from None
-        except (OSError, ValueError, zipfile.BadZipFile, EOFError, MemoryError, NotImplementedError) as error:
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise DinnetError(f"{path}: not a readable corpus file ({reason})") from error
+        except OSError as error:
+            raise DinnetError(f"{path}: cannot read the corpus file: {reason(error)}") from error
+        except (ValueError, zipfile.BadZipFile, EOFError, MemoryError, NotImplementedError) as error:
+            why = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise DinnetError(f"{path}: not a readable corpus file ({why})") from error
         except zlib.error as error:
             raise DinnetError(f"{path}: not a readable corpus file ({error})") from error
         labelled.check(str(path))
