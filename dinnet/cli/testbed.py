@@ -42,10 +42,10 @@ def record(
     list_only: Annotated[bool, typer.Option("--list", help="Print the scenarios' names and record nothing.")] = False,
 ) -> None:
     """Record a corpus of labelled flow records, scenario by scenario; run again, it records what is missing."""
-    from dinnet.testbed.config import load_yaml
     from dinnet.testbed.models import MODELS
     from dinnet.testbed.scenario import Plan, expand
     from dinnet.testbed.workloads import catalogue
+    from dinnet.yamlfile import load_yaml
 
     workloads = catalogue()
     scenarios = expand(
@@ -98,12 +98,12 @@ def demo(
     traces: Traces = None,
 ) -> None:
     """Record one short labelled capture with all kinds of traffic: demo.pcap and demo.labels.jsonl."""
-    from dinnet.testbed.config import load_yaml
     from dinnet.testbed.corpus import label_capture
     from dinnet.testbed.demo import demo_scenario
     from dinnet.testbed.runner import manifest, run_scenario
     from dinnet.testbed.scenario import Scenario
     from dinnet.testbed.workloads import catalogue
+    from dinnet.yamlfile import load_yaml
 
     workloads = catalogue()
     if config is not None:

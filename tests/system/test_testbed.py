@@ -254,10 +254,10 @@ def _running(pid: int) -> bool:
 @root
 @needs_root
 def test_a_scenario_from_end_to_end(tmp_path: Path) -> None:
-    from dinnet.testbed.config import load_yaml
     from dinnet.testbed.corpus import complete, corpus_file, record_corpus, relabel
     from dinnet.testbed.scenario import Scenario
     from dinnet.testbed.workloads import catalogue
+    from dinnet.yamlfile import load_yaml
 
     config = tmp_path / "tiny.yaml"
     config.write_text(TINY.format(seconds=1.5))

@@ -10,11 +10,11 @@ import pytest
 import yaml
 
 from dinnet.errors import DinnetError
-from dinnet.testbed.config import load_yaml
 from dinnet.testbed.demo import demo_scenario
 from dinnet.testbed.models import MODELS
 from dinnet.testbed.scenario import Plan, Scenario, expand
 from dinnet.testbed.workloads.base import Group
+from dinnet.yamlfile import load_yaml
 
 TRAINING = Path(__file__).parents[2] / "testbeds" / "training.yaml"
 KINDS: tuple[Group, ...] = ("prefill", "decode", "control", "data", "other")
