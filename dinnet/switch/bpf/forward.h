@@ -45,7 +45,7 @@ static __always_inline enum drop take_hop(struct __sk_buff *skb, struct packet *
 		bpf_l3_csum_replace(skb, p->l3 + 10, bpf_htons(p->ttl << 8), bpf_htons(ttl << 8), 2);
 		bpf_skb_store_bytes(skb, p->l3 + 8, &ttl, 1, 0);
 	} else {
-		bpf_skb_store_bytes(skb, p->l3 + 7, &ttl, 1, 0);
+		bpf_skb_store_bytes(skb, p->l3 + 7, &ttl, 1, BPF_F_RECOMPUTE_CSUM);
 	}
 	return KEPT;
 }
