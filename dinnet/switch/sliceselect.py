@@ -77,12 +77,11 @@ class SliceSelect:
             if key in self._entries:
                 codes.append(errno.EEXIST)
                 continue
-            masks = self._place(key)
-            cells = self._cells.take(1) if masks else np.zeros(0, np.uint32)
-            if masks is None or len(cells) == 0:
+            masks = self._place(key) if self._cells.free else None
+            if masks is None:
                 codes.append(errno.ENOSPC)
                 continue
-            self._add(entry._replace(match=key[0]), masks, int(cells[0]))
+            self._add(entry._replace(match=key[0]), masks, int(self._cells.take(1)[0]))
             new.append(key)
             codes.append(0)
         cells = np.array([self._entries[key][2] for key in new], np.uint32)
