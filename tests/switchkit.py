@@ -12,7 +12,7 @@ import pytest
 from dinnet.flows.record import RECORD_DTYPE
 from dinnet.switch.bpfobject import Ran, test_run
 from dinnet.switch.libbpf import BpfError, library
-from dinnet.switch.pipeline import PacketIn, Pipeline, Port, Sizes
+from dinnet.switch.datapath import Datapath, PacketIn, Port, Sizes
 
 SIZES = Sizes(microflows=4096, flows=1 << 14)
 LOOPBACK = 1  # the interface that test runs come in on where nothing else is said
@@ -38,16 +38,16 @@ class Bench:
     """A pipeline with the packets' own clock; port IN is the loopback interface, the other ports lead nowhere real."""
 
     def __init__(self) -> None:
-        self.pipeline = Pipeline.load(SIZES, packet_clock=True)
+        self.datapath = Datapath.load(SIZES, packet_clock=True)
         self.records: list[Any] = []
         self.packets: list[PacketIn] = []
-        self.ring = self.pipeline.events(lambda port, record: self.records.append(record[0]), self.packets.append)
+        self.ring = self.datapath.events(lambda port, record: self.records.append(record[0]), self.packets.append)
         self.time_ns = 10**18
         self.reset()
 
     def reset(self) -> None:
         """Empty all tables, counters and records, and connect the ports anew."""
-        pipe = self.pipeline
+        pipe = self.datapath
         pipe.microflows.clear()
         pipe.slice_select.clear()
         for name in ("forward_v4", "forward_v6", "forward_l2", "forward_default", "groups", "exceed", "ingress_port"):
@@ -63,7 +63,7 @@ class Bench:
         self.drain()
 
     def configure(self, *, trusted: bool = False, flow_labels: bool = False) -> None:
-        self.pipeline.set_port(Port(IN, LOOPBACK, trusted, flow_labels))
+        self.datapath.set_port(Port(IN, LOOPBACK, trusted, flow_labels))
 
     def drain(self) -> None:
         self.ring.poll()
@@ -75,7 +75,7 @@ class Bench:
         if time_ns is None:
             self.time_ns += 10**9
             time_ns = self.time_ns
-        return test_run(self.pipeline.program.fd, frame, ifindex=LOOPBACK, time_ns=time_ns, repeat=repeat)
+        return test_run(self.datapath.program.fd, frame, ifindex=LOOPBACK, time_ns=time_ns, repeat=repeat)
 
     def replay(self, frames: Iterable[tuple[int, bytes]]) -> np.ndarray[Any, Any]:
         """Feed (nanoseconds, frame) and return all flow records: those emitted, then those under way."""
@@ -85,8 +85,8 @@ class Bench:
                 self.ring.poll()
         self.ring.poll()
         emitted = np.array(self.records, RECORD_DTYPE)
-        return np.concatenate([emitted, *self.pipeline.flow_table()])
+        return np.concatenate([emitted, *self.datapath.flow_table()])
 
     def close(self) -> None:
         self.ring.close()
-        self.pipeline.close()
+        self.datapath.close()

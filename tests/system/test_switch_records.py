@@ -80,6 +80,6 @@ def test_sample_capture(bench: switchkit.Bench) -> None:
     frames = [frame for frame in sample_frames() if frame.wire == len(frame.data)]
     switch, capture = from_switch(bench, frames), from_capture(frames)
     assert len(capture) > 1000
-    assert bench.pipeline.lost_events() == (0, 0)
-    assert bench.pipeline.flow_collisions().packets == 0
+    assert bench.datapath.lost_events() == (0, 0)
+    assert bench.datapath.flow_collisions().packets == 0
     compare(switch, capture)

@@ -136,7 +136,7 @@ class Sizes:
     flows: int | None = None  # records under way, a power of two
 
 
-class Pipeline:
+class Datapath:
     """Close it to let go; what is attached stays in force."""
 
     def __init__(self, program: Program) -> None:
