@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dinnet.flows.record import RECORD_DTYPE
+from dinnet.flows.record import RECORD_DTYPE, End
 from dinnet.switch.bpfobject import Ran, test_run
-from dinnet.switch.libbpf import BpfError, library
 from dinnet.switch.datapath import Datapath, PacketIn, Port, Sizes
+from dinnet.switch.libbpf import BpfError, library
 
 SIZES = Sizes(microflows=4096, flows=1 << 14)
 LOOPBACK = 1  # the interface that test runs come in on where nothing else is said
@@ -78,14 +78,16 @@ class Bench:
         return test_run(self.datapath.program.fd, frame, ifindex=LOOPBACK, time_ns=time_ns, repeat=repeat)
 
     def replay(self, frames: Iterable[tuple[int, bytes]]) -> np.ndarray[Any, Any]:
-        """Feed (nanoseconds, frame) and return all flow records: those emitted, then those under way."""
+        """Feed (nanoseconds, frame); returns all records: those emitted, then those under way as if a capture ended."""
         for number, (time_ns, frame) in enumerate(frames):
             self.run(frame, time_ns)
             if number % 512 == 0:
                 self.ring.poll()
         self.ring.poll()
         emitted = np.array(self.records, RECORD_DTYPE)
-        return np.concatenate([emitted, *self.datapath.flow_table()])
+        under_way = np.concatenate([emitted[:0], *self.datapath.flow_table()])
+        under_way["end"][under_way["end"] == End.LIVE] = End.CAPTURE
+        return np.concatenate([emitted, under_way])
 
     def close(self) -> None:
         self.ring.close()
