@@ -206,7 +206,7 @@ class Map:
         if not self._cpus:
             return raw
         if self.value.names is None:
-            return raw.sum(axis=1, dtype=self.value)
+            return np.asarray(raw.sum(axis=1, dtype=self.value))
         summed = np.zeros(len(raw), self.value)
         for name in self.value.names:
             summed[name] = raw[name].sum(axis=1)

@@ -271,9 +271,10 @@ def test_run(fd: int, packet: bytes, *, ifindex: int = 1, time_ns: int = 0, repe
         BpfError: The kernel refused: fewer than 14 bytes, no such interface.
     """
     before, after = Skb(ifindex=ifindex, tstamp=time_ns), Skb()
+    given = c.create_string_buffer(packet, len(packet))
     room = c.create_string_buffer(len(packet) + 256)
     options = TestRunOptions(
-        size=c.sizeof(TestRunOptions), data_in=c.cast(packet, c.c_void_p), data_size_in=len(packet),
+        size=c.sizeof(TestRunOptions), data_in=c.addressof(given), data_size_in=len(packet),
         data_out=c.addressof(room), data_size_out=len(room), ctx_in=c.addressof(before), ctx_size_in=c.sizeof(before),
         ctx_out=c.addressof(after), ctx_size_out=c.sizeof(after), repeat=repeat,
     )  # fmt: skip

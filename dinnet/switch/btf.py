@@ -52,9 +52,9 @@ class Btf:
         except (struct.error, ValueError, KeyError, IndexError) as error:
             raise DinnetError(f"the object's type information cannot be read: {error}") from error
         self._by_name = {
-            found.name: number
+            (found.kind, found.name): number
             for number, found in enumerate(self._types)
-            if found.kind in (_STRUCT, _ENUM, _VAR, _DATASEC) and found.name
+            if found.kind in (_STRUCT, _VAR, _DATASEC) and found.name
         }
 
     def dtype(self, name: str) -> np.dtype[Any]:
@@ -64,15 +64,6 @@ class Btf:
             DinnetError: There is no such structure.
         """
         return self._dtype(self._find(name, _STRUCT))
-
-    def constants(self, name: str) -> dict[str, int]:
-        """The names and values of `enum name`.
-
-        Raises:
-            DinnetError: There is no such enumeration.
-        """
-        tail = self._types[self._find(name, _ENUM)].tail
-        return {self._name(at): value for at, value in struct.iter_unpack("<Ii", tail)}
 
     def variables(self, section: str) -> dict[str, tuple[int, np.dtype[Any]]]:
         """Offset and layout of each variable of a section of data, such as ".rodata".
@@ -100,9 +91,9 @@ class Btf:
         return self._dtype(self._types[members["key"]].size), self._dtype(self._types[members["value"]].size)
 
     def _find(self, name: str, kind: int) -> int:
-        number = self._by_name.get(name, 0)
-        if self._types[number].kind != kind:
-            what = {_STRUCT: "structure", _ENUM: "enumeration", _VAR: "variable"}.get(kind, "section")
+        number = self._by_name.get((kind, name))
+        if number is None:
+            what = {_STRUCT: "structure", _VAR: "variable"}.get(kind, "section")
             raise DinnetError(f"the object has no {what} {name!r}; was it built from other sources?")
         return number
 

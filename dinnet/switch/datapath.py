@@ -150,12 +150,10 @@ class Datapath:
         missing = {"ingress_port", "microflow", "select_masks", "flow_sets"} - set(self._maps)
         if program.name != PROGRAM or missing:
             raise BpfError(f"BPF program {program.id} is not dinnet's switch")
-        self.microflows = Microflows(
-            *(self._maps[name] for name in ("microflow", "microflow_state", "microflow_meter"))
-        )
+        maps = self._maps
+        self.microflows = Microflows(maps["microflow"], maps["microflow_state"], maps["microflow_meter"])
         self.slice_select = SliceSelect(
-            *(self._maps[name] for name in ("slice_select", "select_masks", "select_state")),
-            program.btf.dtype("select_mask"),
+            maps["slice_select"], maps["select_masks"], maps["select_state"], program.btf.dtype("select_mask")
         )
 
     @classmethod

@@ -67,14 +67,14 @@ class Microflows:
         self._set_meters(old["state"][found], [rates[number] for number in found.tolist()], unless_same=True)
         codes = np.full(len(keys), errno.ENOENT)
         codes[found] = self._table.put_each(keys[found], values[found], Put.OLD)
-        return codes.tolist()
+        return [int(code) for code in codes]
 
     def delete(self, keys: NDArray[Any]) -> list[int]:
         """Remove micro-flows with their counters. ENOENT: not there."""
         old, there = self._table.get(keys)
         removed = self._table.delete(keys) & there
         self._free(old["state"][removed])
-        return np.where(removed, 0, errno.ENOENT).tolist()
+        return _codes(removed)
 
     def get(self, keys: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.bool_]]:
         """Struct microflow of each key, and which there are."""
@@ -105,7 +105,7 @@ class Microflows:
         state["counter"]["packets"] = packets[there]
         state["counter"]["bytes"] = sizes[there]
         self._state.put(values["state"][there], state)
-        return np.where(there, 0, errno.ENOENT).tolist()
+        return _codes(there)
 
     def clear(self) -> None:
         """Remove all micro-flows."""
@@ -138,3 +138,7 @@ class Microflows:
         keys, values = source.all()
         assert len(keys) == source.max_entries  # an array's are all there, in order
         return values[cells]
+
+
+def _codes(found: NDArray[np.bool_]) -> list[int]:
+    return [0 if there else errno.ENOENT for there in found.tolist()]
