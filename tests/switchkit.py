@@ -48,13 +48,8 @@ class Bench:
     def reset(self) -> None:
         """Empty all tables, counters and records, and connect the ports anew."""
         pipe = self.datapath
-        pipe.microflows.clear()
-        pipe.slice_select.clear()
-        for name in ("forward_v4", "forward_v6", "forward_l2", "forward_default", "groups", "exceed", "ingress_port"):
-            pipe.table(name).clear()
-        for name in ("dscp_to_mark", "mark_to_dscp", "slice_meter", "egress_port", "flow_sets"):
-            pipe.table(name).clear()
-        for name in ("drops", "parsed", "marked", "exceeded", "flow_collisions", "lost_events"):
+        pipe.clear()
+        for name in ("ingress_port", "egress_port"):
             pipe.table(name).clear()
         self.configure()
         # Ports that are named in tables must lead to an interface; test runs send nothing there.

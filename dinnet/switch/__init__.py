@@ -1,1 +1,1 @@
-"""The embedded switch: the pipeline of `p4/dinnet.p4` in eBPF, on the interfaces of any Linux machine."""
+"""The embedded switch: the pipeline of `p4/dinnet.p4` in eBPF on Linux, and a P4Runtime server in front of it."""

@@ -17,6 +17,7 @@ from dinnet.switch.libbpf import ENOTSUPP, BatchOptions, BpfError, address, chec
 _ROOM: Final = frozenset({errno.E2BIG, errno.ENOSPC, errno.ENOMEM})
 _NO_BATCHES: Final = frozenset({ENOTSUPP, errno.EOPNOTSUPP, errno.EINVAL})
 _LOCKED: Final = 4  # BPF_F_LOCK: copy a value while holding its lock
+_ARRAY: Final = 2
 _PER_CPU: Final = frozenset({5, 6, 10})  # hash, array, LRU hash
 
 
@@ -190,7 +191,7 @@ class Map:
 
     @property
     def _is_array(self) -> bool:
-        return self._kind in (2, 6)
+        return self._kind in (_ARRAY, 6)
 
     def _keys(self, keys: NDArray[Any]) -> NDArray[Any]:
         return np.ascontiguousarray(keys, self.key)
@@ -213,15 +214,11 @@ class Map:
         return summed
 
 
-def create_array(name: str, like: Map, values: NDArray[Any]) -> Map:
-    """A new array map of `like`'s shape that begins with `values`.
+def create_array(name: str, value: np.dtype[Any], entries: int) -> Map:
+    """A new array map.
 
     Raises:
         BpfError: The kernel refused.
     """
-    fd = library().bpf_map_create(
-        like._kind, name.encode(), like.key.itemsize, like.value.itemsize, like.max_entries, None
-    )
-    new = Map(check(fd, f"cannot make map {name}"), like.key, like.value)
-    new.put(np.arange(len(values), dtype=like.key), values)
-    return new
+    fd = library().bpf_map_create(_ARRAY, name.encode(), 4, value.itemsize, entries, None)
+    return Map(check(fd, f"cannot make map {name}"), np.dtype("u4"), value)

@@ -164,6 +164,15 @@ class Program:
             os.close(self.fd)
             self.fd = -1
 
+    def bind(self, new: Map) -> None:
+        """Have the program hold a map that it does not use, so that the map lives as long as the program.
+
+        Raises:
+            BpfError: The kernel refused.
+        """
+        check(library().bpf_prog_bind_map(self.fd, new.fd, None), f"cannot bind map {new.name}")
+        self.maps[new.name] = new
+
     def _take(self, fd: int) -> None:
         info = map_info(fd)
         name = info.name.decode()

@@ -78,11 +78,9 @@ class Btf:
         return found
 
     def map_layout(self, name: str) -> tuple[np.dtype[Any], np.dtype[Any]] | None:
-        """The layouts of a map's keys and values; None where its definition names no types.
-
-        Raises:
-            DinnetError: There is no such map.
-        """
+        """The layouts of a map's keys and values; None where no definition of it names types."""
+        if (_VAR, name) not in self._by_name:
+            return None
         definition = self._types[self._types[self._find(name, _VAR)].size]
         members = {self._name(at): kind for at, kind, _ in struct.iter_unpack("<III", definition.tail)}
         if definition.kind != _STRUCT or "key" not in members or "value" not in members:

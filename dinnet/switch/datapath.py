@@ -6,6 +6,7 @@ import errno
 import hashlib
 import ipaddress
 import os
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -15,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dinnet.flows.record import RECORD_DTYPE, Records
-from dinnet.switch.bpfmap import Map, Put
+from dinnet.switch.bpfmap import Map, Put, create_array
 from dinnet.switch.bpfobject import Object, Program, RingBuffer
 from dinnet.switch.build import OBJECT
 from dinnet.switch.libbpf import BpfError
@@ -23,11 +24,16 @@ from dinnet.switch.microflows import Microflows
 from dinnet.switch.sliceselect import SliceSelect
 from dinnet.switch.tokens import Rates, meters, rates_of
 
+_TABLES: Final = (
+    "forward_v4", "forward_v6", "forward_l2", "forward_default", "groups", "exceed", "dscp_to_mark", "mark_to_dscp",
+    "slice_meter", "flow_sets", "drops", "parsed", "marked", "exceeded", "flow_collisions", "lost_events",
+)  # fmt: skip
 PROGRAM: Final = "ingress"
 MARKS: Final = 64  # slice << 2 | traffic class
 SLICES: Final = 16
 _EXCEED_DEFAULT: Final = 64
 _GROUP_PORTS: Final = 64
+_NOTES_BYTES: Final = 1 << 20
 _RECORD_AT: Final = 8  # in struct record_event
 _PACKET_AT: Final = 12  # in struct packet_event
 
@@ -187,6 +193,7 @@ class Datapath:
             source.set_constants(constants)
             program = source.load(PROGRAM)
         try:
+            program.bind(create_array("notes", np.dtype((np.void, _NOTES_BYTES)), 1))
             new = cls(program)
             new.set_queues(default_queues())
         except BaseException:
@@ -408,6 +415,29 @@ class Datapath:
                 packet(_packet_in(data))
 
         return RingBuffer(self._maps["events"].fd, consume)
+
+    # What the owner of the switch notes for the next one.
+
+    @property
+    def notes(self) -> bytes:
+        """What was noted, b"" at first. It lives as long as the pipeline is in the kernel."""
+        raw = self._maps["notes"].get(np.zeros(1))[0].tobytes()
+        return zlib.decompress(raw[8 : 8 + size]) if (size := int.from_bytes(raw[:8], "little")) else b""
+
+    @notes.setter
+    def notes(self, text: bytes) -> None:
+        packed = zlib.compress(text)
+        raw = (len(packed).to_bytes(8, "little") + packed).ljust(_NOTES_BYTES, b"\0")
+        if len(raw) > _NOTES_BYTES:
+            raise BpfError(f"there is no room for {len(packed)} bytes of notes")
+        self._maps["notes"].put(np.zeros(1), np.frombuffer(raw, self._maps["notes"].value))
+
+    def clear(self) -> None:
+        """Empty all tables, counters and records; ports and queues stay."""
+        self.microflows.clear()
+        self.slice_select.clear()
+        for name in _TABLES:
+            self._maps[name].clear()
 
     # Helpers.
 

@@ -37,7 +37,7 @@ class Microflows:
 
         Args:
             keys: (n,)
-            marks: (n,) with at least the fields id, slice and tc.
+            marks: (n,) with at least the fields id, slice, tc and idle_ns.
             rates: n meters.
         """
         values = self._values(marks, rates)
@@ -114,7 +114,7 @@ class Microflows:
 
     def _values(self, marks: NDArray[Any], rates: list[Rates | None]) -> NDArray[Any]:
         values = np.zeros(len(marks), self._table.value)
-        for name in ("id", "slice", "tc"):
+        for name in ("id", "slice", "tc", "idle_ns"):
             values[name] = marks[name]
         values["metered"] = [each is not None for each in rates]
         return values

@@ -188,8 +188,9 @@ class SliceSelect:
         for number, (masks, best) in enumerate(wanted):
             rows[number]["fields"] = _fields(masks.masks, self._ids[masks])
             rows[number]["best_priority"] = best
-        new = create_array("masks", self._list, rows)
+        new = create_array("masks", self._list.value, self._list.max_entries)
         try:
+            new.put(np.arange(len(rows)), rows)
             # The kernel returns from this when the programs that were running have ended (synchronize_rcu).
             self._lists.put_each(_ZERO, np.array([new.fd], self._lists.value))
         except BaseException:

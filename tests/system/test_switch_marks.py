@@ -63,7 +63,8 @@ def keys_of(bench: switchkit.Bench, *flows: tuple[str, str, int, int, int]) -> n
 
 
 def marks_of(*marks: tuple[int, int, int]) -> np.ndarray[Any, Any]:
-    return np.array(list(marks), [("id", "u4"), ("slice", "u1"), ("tc", "u1")])
+    layout = [("id", "u4"), ("slice", "u1"), ("tc", "u1"), ("idle_ns", "u8")]
+    return np.array([(*each, 0) for each in marks], layout)
 
 
 FLOW = ("10.0.0.1", "10.0.0.2", 17, 1000, 80)

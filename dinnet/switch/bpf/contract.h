@@ -81,7 +81,7 @@ struct select_fields {
 	__u16 dport;
 	__u16 vlan;
 	__u32 proto;
-	__u32 mask_id; /* whose masks were applied; in a mask itself: all ones */
+	__u32 mask_id; /* the number of the masks that were applied, or that these are */
 };
 
 struct select_mask {
@@ -114,7 +114,8 @@ struct microflow {
 	__u8 slice;
 	__u8 tc;
 	__u8 metered;
-	__u8 pad;
+	__u8 pad[5];
+	__u64 idle_ns; /* the idle timeout, of which the program knows nothing; 0: none */
 };
 
 /* A token bucket counts in nanobytes: bytes times 10^9, so that nanoseconds times bytes per second add up exactly. */
