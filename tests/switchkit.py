@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+import socket
+import subprocess
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
 import pytest
+from namespacekit import ip, within
 
 from dinnet.flows.record import RECORD_DTYPE, End
 from dinnet.switch.bpfobject import Ran, test_run
@@ -87,3 +91,48 @@ class Bench:
     def close(self) -> None:
         self.ring.close()
         self.datapath.close()
+
+
+MACS = (0x02AA00000001, 0x02AA00000002)
+SWITCH = f"dinnet-sw{os.getpid()}"
+HOSTS = (f"{SWITCH}-a", f"{SWITCH}-b")
+"""Names of namespaces."""
+
+
+@contextmanager
+def wired() -> Iterator[None]:
+    """Two hosts, 10.9.0.1 and 10.9.0.2, on p1 and p2 of the switch's namespace."""
+    with ExitStack() as stack:
+        for name in (SWITCH, *HOSTS):
+            ip("netns", "add", name)
+            stack.callback(subprocess.run, ["ip", "netns", "del", name], check=False)
+            for scope in ("all", "default"):
+                subprocess.run(
+                    ["ip", "netns", "exec", name, "sysctl", "-qw", f"net.ipv6.conf.{scope}.disable_ipv6=1"], check=True
+                )
+        for number, host in enumerate(HOSTS, start=1):
+            ip("-n", SWITCH, "link", "add", f"p{number}", "type", "veth", "peer", "name", "eth0", "netns", host)
+            ip("-n", SWITCH, "link", "set", f"p{number}", "up")
+            mac = MACS[number - 1].to_bytes(6).hex(":")
+            ip("-n", host, "link", "set", "eth0", "address", mac, "up")
+            ip("-n", host, "addr", "add", f"10.9.0.{number}/24", "dev", "eth0")
+            other = MACS[2 - number].to_bytes(6).hex(":")
+            ip("-n", host, "neigh", "replace", f"10.9.0.{3 - number}", "lladdr", other, "dev", "eth0")
+        yield
+
+
+def exchange(count: int = 1) -> None:
+    """A datagram from a to b, and its answer, for each; none may be lost."""
+
+    def bound(host: int) -> socket.socket:
+        sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        sock.bind((f"10.9.0.{host}", 5000))
+        sock.settimeout(20)
+        return sock
+
+    with within(HOSTS[0], lambda: bound(1)) as a, within(HOSTS[1], lambda: bound(2)) as b:
+        for number in range(count):
+            a.sendto(number.to_bytes(4), ("10.9.0.2", 5000))
+            assert b.recv(64) == number.to_bytes(4)
+            b.sendto(b"answer", ("10.9.0.1", 5000))
+            assert a.recv(64) == b"answer"

@@ -34,7 +34,7 @@ _LOCKS: Final = Path("/run/dinnet")
 
 @dataclass(frozen=True)
 class PortConfig:
-    """A port as an operator describes it."""
+    """A port as an operator describes it; a port of a switch that is taken over stays as it was configured there."""
 
     number: int
     interface: str
@@ -98,17 +98,21 @@ class Switch:
             datapath = Datapath.adopt(programs.pop()) if programs else Datapath.load(sizes)
             undo.callback(datapath.close)
             adopted = datapath.program.id in {each.program_id for each in found}
-            for port in datapath.ports():
-                if port.ifindex not in indexes.values():
-                    datapath.remove_port(port.number)
+            wanted = {(port.number, indexes[port.interface]) for port in ports}
+            for old in datapath.ports():
+                if (old.number, old.ifindex) not in wanted:
+                    datapath.remove_port(old.number)
             for each in found:
                 if each.program_id == datapath.program.id and each.interface not in indexes:
                     _detach(ip, each)
             if queues is not None:
                 datapath.set_queues(queues)
             present = {each.ifindex for each in found}
+            connected = {(port.number, port.ifindex) for port in datapath.ports()}
             for config in ports:
                 index = indexes[config.interface]
+                if (config.number, index) in connected:
+                    continue  # as it was left: a controller may have configured it since
                 datapath.set_port(Port(config.number, index, config.trusted, config.flow_labels))
             try:
                 for index in indexes.values():
