@@ -96,6 +96,7 @@ _FUNCTIONS: Final[dict[str, tuple[Any, ...]]] = {
     "bpf_prog_get_fd_by_id": (_INT, _U32),
     "bpf_map_get_fd_by_id": (_INT, _U32),
     "bpf_obj_get_info_by_fd": (_INT, _INT, _PTR, _COUNT),
+    "bpf_prog_load": (_INT, _INT, _TEXT, _TEXT, _PTR, _SIZE, _PTR),
     "bpf_prog_bind_map": (_INT, _INT, _INT, _PTR),
     "bpf_prog_test_run_opts": (_INT, _INT, c.POINTER(TestRunOptions)),
     "ring_buffer__new": (_PTR, _INT, SAMPLE, _PTR, _PTR),
