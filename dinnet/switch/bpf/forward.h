@@ -28,8 +28,13 @@ static __always_inline struct forward *find_forward(struct __sk_buff *skb, struc
 		return found;
 	struct station_key station = {.vlan = p->vlan};
 
-	if (bpf_skb_load_bytes(skb, 0, station.mac, 6) < 0)
+	struct {
+		__u16 words[3];
+	} mac;
+
+	if (LOAD(skb, 0, mac))
 		return 0;
+	__builtin_memcpy(station.mac, &mac, 6);
 	found = bpf_map_lookup_elem(&forward_l2, &station);
 	return found ? found : bpf_map_lookup_elem(&forward_default, &zero);
 }
