@@ -1,1 +1,1 @@
-"""The switch's side of P4Runtime: a server for any P4Info, and what it asks of the data plane behind it."""
+"""The embedded switch: the pipeline of `p4/dinnet.p4` in eBPF on Linux, and a P4Runtime server in front of it."""
