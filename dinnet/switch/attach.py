@@ -30,6 +30,7 @@ _PRIORITY: Final = 0xD1
 #: Program number, and whether the clsact was made for it.
 _NAME: Final = re.compile(r"dinnet-switch/(\d+)/(clsact|filter)")
 _LOCKS: Final = Path("/run/dinnet")
+_LOOPBACK: Final = 772  # ARPHRD_LOOPBACK
 
 
 @dataclass(frozen=True)
@@ -165,6 +166,23 @@ def take_down(namespace: str | None = None) -> list[str]:
         for each in found:
             _detach(ip, each)
         return [each.interface for each in found]
+
+
+def interface_counts(namespace: str | None = None) -> dict[int, tuple[str, tuple[int, int], tuple[int, int], int]]:
+    """By interface index: name, (packets, bytes) received, (packets, bytes) sent, packets dropped when sending."""
+    found = {}
+    with _netlink(namespace) as ip:
+        for link in ip.get_links():
+            if link.get_attr("IFLA_LINKINFO") is None and link["ifi_type"] == _LOOPBACK:
+                continue
+            stats = link.get_attr("IFLA_STATS64")
+            found[int(link["index"])] = (
+                str(link.get_attr("IFLA_IFNAME")),
+                (int(stats["rx_packets"]), int(stats["rx_bytes"])),
+                (int(stats["tx_packets"]), int(stats["tx_bytes"])),
+                int(stats["tx_dropped"]),
+            )
+    return found
 
 
 @contextlib.contextmanager
