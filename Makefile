@@ -1,13 +1,14 @@
 # make demo   record a short labelled capture on a testbed of network namespaces, classify it, score it
 # make test   all tests
 # make check  linter, formatter, types
+# make bpf    compile the embedded switch's eBPF object again (needs clang and libbpf's headers)
 # make bench  all benchmarks, appended to benchmarks/results.csv
 VENV ?= .venv
 PY := $(VENV)/bin/python
 # Debian keeps ip, ethtool and tcpdump where PATH does not lead after a plain su.
 export PATH := $(PATH):/usr/sbin:/sbin
 
-.PHONY: demo test check bench clean
+.PHONY: demo test check bpf bench clean
 
 demo:
 	@scripts/setup.sh demo
@@ -23,6 +24,10 @@ check:
 	@$(VENV)/bin/ruff check .
 	@$(VENV)/bin/ruff format --check .
 	@$(VENV)/bin/mypy
+
+bpf:
+	@scripts/setup.sh test
+	@$(PY) -m dinnet.switch.build
 
 bench:
 	@scripts/setup.sh test

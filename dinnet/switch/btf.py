@@ -52,9 +52,9 @@ class Btf:
         except (struct.error, ValueError, KeyError, IndexError) as error:
             raise DinnetError(f"the object's type information cannot be read: {error}") from error
         self._by_name = {
-            found.name: number
+            (found.kind, found.name): number
             for number, found in enumerate(self._types)
-            if found.kind in (_STRUCT, _ENUM) and found.name
+            if found.kind in (_STRUCT, _VAR, _DATASEC) and found.name
         }
 
     def dtype(self, name: str) -> np.dtype[Any]:
@@ -65,19 +65,33 @@ class Btf:
         """
         return self._dtype(self._find(name, _STRUCT))
 
-    def constants(self, name: str) -> dict[str, int]:
-        """The names and values of `enum name`.
+    def variables(self, section: str) -> dict[str, tuple[int, np.dtype[Any]]]:
+        """Offset and layout of each variable of a section of data, such as ".rodata".
 
         Raises:
-            DinnetError: There is no such enumeration.
+            DinnetError: There is no such section.
         """
-        tail = self._types[self._find(name, _ENUM)].tail
-        return {self._name(at): value for at, value in struct.iter_unpack("<Ii", tail)}
+        found = {}
+        for number, offset, _ in struct.iter_unpack("<III", self._types[self._find(section, _DATASEC)].tail):
+            variable = self._types[number]
+            found[variable.name] = (offset, self._dtype(variable.size))
+        return found
+
+    def map_layout(self, name: str) -> tuple[np.dtype[Any], np.dtype[Any]] | None:
+        """The layouts of a map's keys and values; None where no definition of it names types."""
+        if (_VAR, name) not in self._by_name:
+            return None
+        definition = self._types[self._types[self._find(name, _VAR)].size]
+        members = {self._name(at): kind for at, kind, _ in struct.iter_unpack("<III", definition.tail)}
+        if definition.kind != _STRUCT or "key" not in members or "value" not in members:
+            return None
+        # Each is a pointer to the type that is meant.
+        return self._dtype(self._types[members["key"]].size), self._dtype(self._types[members["value"]].size)
 
     def _find(self, name: str, kind: int) -> int:
-        number = self._by_name.get(name, 0)
-        if self._types[number].kind != kind:
-            what = "structure" if kind == _STRUCT else "enumeration"
+        number = self._by_name.get((kind, name))
+        if number is None:
+            what = {_STRUCT: "structure", _VAR: "variable"}.get(kind, "section")
             raise DinnetError(f"the object has no {what} {name!r}; was it built from other sources?")
         return number
 

@@ -22,7 +22,8 @@ from typing import Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from dinnet.errors import DinnetError
-from dinnet.testbed.process import NETNS_FOLDER, Child, fork, inside, stop_all
+from dinnet.netns import NETNS_FOLDER, inside
+from dinnet.testbed.process import Child, fork, stop_all
 
 _RUNS: Final = itertools.count()
 _NAME: Final = re.compile(r"dn(\d+)\.\d+-[a-z0-9-]+")

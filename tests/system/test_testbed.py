@@ -19,8 +19,8 @@ import pytest
 from dinnet.capture import open_capture
 from dinnet.classifier.corpus import GROUPS, LabelledRecords
 from dinnet.errors import DinnetError
+from dinnet.netns import NETNS_FOLDER, inside
 from dinnet.testbed.network import Link, Network, leftovers, network, remove_leftovers, require_root
-from dinnet.testbed.process import NETNS_FOLDER, inside
 from dinnet.testbed.recorder import record
 
 root = pytest.mark.root

@@ -10,11 +10,14 @@
 static __always_inline void select_slice(struct packet *p)
 {
 	struct select_entry *best = 0;
-	__u32 best_priority = 0;
+	__u32 best_priority = 0, zero = 0;
+	void *masks = bpf_map_lookup_elem(&select_masks, &zero);
 
+	if (!masks)
+		return;
 	for (__u32 i = 0; i < MAX_MASKS; i++) {
 		__u32 index = i;
-		struct select_mask *mask = bpf_map_lookup_elem(&select_masks, &index);
+		struct select_mask *mask = bpf_map_lookup_elem(masks, &index);
 
 		if (!mask || mask->best_priority <= best_priority)
 			break; /* 0 behind the last one */
@@ -45,7 +48,7 @@ static __always_inline void select_slice(struct packet *p)
 }
 
 /* Returns the micro-flow's colour. */
-static __always_inline enum colour find_microflow(struct packet *p)
+static __always_inline enum colour find_microflow(struct __sk_buff *skb, struct packet *p)
 {
 	struct microflow_key key = {
 		.src_hi = p->src_hi,
@@ -67,12 +70,17 @@ static __always_inline enum colour find_microflow(struct packet *p)
 
 	p->slice = found->slice & (SLICES - 1);
 	p->tc = found->tc & (TRAFFIC_CLASSES - 1);
+	skb->cb[SHOWN_MICROFLOW] = found->id;
 	if (!state)
 		return GREEN;
 	__sync_fetch_and_add(&state->counter.packets, 1);
 	__sync_fetch_and_add(&state->counter.bytes, p->frame_bytes);
 	state->last_ns = p->now_ns;
-	return found->metered ? run_meter(&state->meter, p) : GREEN;
+	if (!found->metered)
+		return GREEN;
+	struct meter *meter = bpf_map_lookup_elem(&microflow_meter, &cell);
+
+	return meter ? run_meter(meter, p) : GREEN;
 }
 
 static __always_inline void classify(struct packet *p, int trusted)

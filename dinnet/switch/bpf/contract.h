@@ -15,10 +15,16 @@
 
 #define MAX_GROUP_PORTS 64
 #define MAX_MASKS 64	 /* combinations of masks in slice_select */
+#define EXCEED_DEFAULT 64
 #define FLOW_WAYS 4	 /* flows that share a set of the flow table */
 #define EVENT_PACKET_BYTES 2048
 
 enum drop { KEPT, DROP_MALFORMED, DROP_NO_ROUTE, DROP_TTL, DROP_FORWARD, DROP_MICROFLOW, DROP_SLICE, DROP_CELLS = 8 };
+/* What the program leaves in skb->cb for who runs it in a test: the word's place, and what is in it. */
+enum shown { SHOWN_WAY, /* forward_action, egress port or group << 8, drop << 24 */
+	     SHOWN_MARK, /* 1, slice << 8, tc << 16, colour << 24 */
+	     SHOWN_MICROFLOW /* its id */ };
+
 enum parsed { PARSED_NOT_IP, PARSED_IPV4, PARSED_IPV6, PARSED_FRAGMENT, PARSED_MALFORMED, PARSED_CELLS = 8 };
 enum colour { GREEN, YELLOW, RED };
 enum bucket { ABOVE_NONE, ABOVE_MICROFLOW, ABOVE_SLICE };
@@ -75,7 +81,7 @@ struct select_fields {
 	__u16 dport;
 	__u16 vlan;
 	__u32 proto;
-	__u32 mask_id; /* whose masks were applied; in a mask itself: all ones */
+	__u32 mask_id; /* the number of the masks that were applied, or that these are */
 };
 
 struct select_mask {
@@ -104,11 +110,12 @@ struct microflow_key {
 
 struct microflow {
 	__u32 id;
-	__u32 state; /* cell of microflow_state */
+	__u32 state; /* cell of microflow_state and of microflow_meter */
 	__u8 slice;
 	__u8 tc;
 	__u8 metered;
-	__u8 pad;
+	__u8 pad[5];
+	__u64 idle_ns; /* the idle timeout, of which the program knows nothing; 0: none */
 };
 
 /* A token bucket counts in nanobytes: bytes times 10^9, so that nanoseconds times bytes per second add up exactly. */
@@ -134,14 +141,13 @@ struct cell {
 };
 
 struct microflow_state {
-	struct meter meter;
 	struct cell counter;
 	__u64 last_ns; /* of the last packet, for the idle timeout */
 };
 
 struct exceed {
-	__u8 valid;
 	__u8 action; /* enum exceed_action */
+	__u8 pad;
 	__u16 port;
 	__u8 src[6];
 	__u8 dst[6];
@@ -203,7 +209,9 @@ struct record_event {
 struct packet_event {
 	__u16 kind;
 	__u16 ingress_port;
-	__u32 length;
+	__u32 length;	 /* of the packet, of which `data` holds the beginning */
+	__u16 vlan_type; /* of the tag that the kernel took out of the frame; 0: none */
+	__u16 vlan_tci;
 	__u8 data[EVENT_PACKET_BYTES];
 };
 

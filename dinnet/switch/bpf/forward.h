@@ -28,8 +28,13 @@ static __always_inline struct forward *find_forward(struct __sk_buff *skb, struc
 		return found;
 	struct station_key station = {.vlan = p->vlan};
 
-	if (bpf_skb_load_bytes(skb, 0, station.mac, 6) < 0)
+	struct {
+		__u16 words[3];
+	} mac;
+
+	if (LOAD(skb, 0, mac))
 		return 0;
+	__builtin_memcpy(station.mac, &mac, 6);
 	found = bpf_map_lookup_elem(&forward_l2, &station);
 	return found ? found : bpf_map_lookup_elem(&forward_default, &zero);
 }
@@ -45,7 +50,7 @@ static __always_inline enum drop take_hop(struct __sk_buff *skb, struct packet *
 		bpf_l3_csum_replace(skb, p->l3 + 10, bpf_htons(p->ttl << 8), bpf_htons(ttl << 8), 2);
 		bpf_skb_store_bytes(skb, p->l3 + 8, &ttl, 1, 0);
 	} else {
-		bpf_skb_store_bytes(skb, p->l3 + 7, &ttl, 1, 0);
+		bpf_skb_store_bytes(skb, p->l3 + 7, &ttl, 1, BPF_F_RECOMPUTE_CSUM);
 	}
 	return KEPT;
 }

@@ -46,7 +46,7 @@ struct ipv6_header {
 	__be16 payload_length;
 	__u8 next_header, hop_limit;
 	__be64 src[2], dst[2];
-} __attribute__((packed));
+};
 
 struct tcp_header {
 	__be16 sport, dport;
@@ -57,17 +57,37 @@ struct tcp_header {
 
 enum verdict { PARSE_OK, PARSE_MALFORMED };
 
-#define LOAD(skb, offset, into) (bpf_skb_load_bytes(skb, offset, &(into), sizeof(into)) < 0)
+#define DIRECT_BYTES 512 /* how far into a frame a program looks without asking the kernel for a copy */
+
+/* Copy a header; true where the frame ends before it does. LOAD is faster, COPY easier on the verifier. */
+#define COPY(skb, offset, into) (bpf_skb_load_bytes(skb, offset, &(into), sizeof(into)) < 0)
+#define LOAD(skb, offset, into)                                                                    \
+	({                                                                                         \
+		__u32 at_ = (offset);                                                              \
+		void *end_ = (void *)(long)(skb)->data_end, *data_ = (void *)(long)(skb)->data;    \
+		typeof(into) *from_ = data_ + (at_ & (DIRECT_BYTES - 1));                          \
+		int bad_ = 0;                                                                      \
+		if (at_ < DIRECT_BYTES && (void *)(from_ + 1) <= end_)                             \
+			(into) = *from_;                                                           \
+		else                                                                               \
+			bad_ = COPY(skb, at_, into);                                               \
+		bad_;                                                                              \
+	})
 
 static __always_inline int parse_transport(struct __sk_buff *skb, struct packet *p, __u32 offset)
 {
 	struct tcp_header tcp;
-	__be16 ports[4];
+	struct {
+		__be16 source, destination;
+	} ports;
+	struct {
+		__be16 source, destination, length, checksum;
+	} udp;
 
 	p->payload_bytes = p->l4_bytes;
 	switch (p->proto) {
 	case 6:
-		if (p->l4_bytes < 20 || LOAD(skb, offset, tcp))
+		if (p->l4_bytes < 20 || COPY(skb, offset, tcp))
 			return PARSE_MALFORMED;
 		__u16 header = (tcp.offset >> 4) * 4;
 		if (header < 20 || p->l4_bytes < header)
@@ -83,21 +103,22 @@ static __always_inline int parse_transport(struct __sk_buff *skb, struct packet 
 		return PARSE_OK;
 	case 17:
 	case 136:
-		if (p->l4_bytes < 8 || LOAD(skb, offset, ports))
+		if (p->l4_bytes < 8 || COPY(skb, offset, udp))
 			return PARSE_MALFORMED;
 		p->payload_bytes = p->l4_bytes - 8;
-		break;
+		p->sport = bpf_ntohs(udp.source);
+		p->dport = bpf_ntohs(udp.destination);
+		return PARSE_OK;
 	case 33:
 	case 132:
-		if (p->l4_bytes < 4 || bpf_skb_load_bytes(skb, offset, ports, 4) < 0)
+		if (p->l4_bytes < 4 || COPY(skb, offset, ports))
 			return PARSE_MALFORMED;
-		break;
+		p->sport = bpf_ntohs(ports.source);
+		p->dport = bpf_ntohs(ports.destination);
+		return PARSE_OK;
 	default:
 		return PARSE_OK;
 	}
-	p->sport = bpf_ntohs(ports[0]);
-	p->dport = bpf_ntohs(ports[1]);
-	return PARSE_OK;
 }
 
 /* Whether the whole of a header of `bytes` is there, in the IP packet and in the frame; then go behind it. */
@@ -112,7 +133,10 @@ static __always_inline int skip_header(struct __sk_buff *skb, struct packet *p, 
 
 static __always_inline int parse_extensions(struct __sk_buff *skb, struct packet *p, __u32 *offset)
 {
-	__u8 head[4];
+	struct {
+		__u8 next, length;
+		__be16 offset;
+	} head;
 	__u16 bytes;
 
 	for (int i = 0; i <= EXTENSIONS; i++) {
@@ -131,19 +155,19 @@ static __always_inline int parse_extensions(struct __sk_buff *skb, struct packet
 		}
 		if (i == EXTENSIONS)
 			break; /* more than are looked behind: no ports */
-		if (LOAD(skb, *offset, head))
+		if (COPY(skb, *offset, head))
 			return PARSE_MALFORMED;
 		if (p->proto == 44) {
 			bytes = 8;
-			p->later_fragment = ((head[2] << 8 | head[3]) & 0xfff8) != 0;
+			p->later_fragment = (bpf_ntohs(head.offset) & 0xfff8) != 0;
 		} else if (p->proto == 51) {
-			bytes = (head[1] + 2) * 4;
+			bytes = (head.length + 2) * 4;
 		} else {
-			bytes = (head[1] + 1) * 8;
+			bytes = (head.length + 1) * 8;
 		}
 		if (skip_header(skb, p, offset, bytes))
 			return PARSE_MALFORMED;
-		p->proto = head[0];
+		p->proto = head.next;
 		if (p->later_fragment)
 			return PARSE_OK;
 	}
@@ -153,7 +177,9 @@ static __always_inline int parse_extensions(struct __sk_buff *skb, struct packet
 static __always_inline int parse_ipv4(struct __sk_buff *skb, struct packet *p, __u32 offset)
 {
 	struct ipv4_header ip;
-	__u8 head[2];
+	struct {
+		__u8 next, length;
+	} head;
 
 	if (LOAD(skb, offset, ip))
 		return PARSE_MALFORMED;
@@ -174,9 +200,9 @@ static __always_inline int parse_ipv4(struct __sk_buff *skb, struct packet *p, _
 	if (p->later_fragment)
 		return PARSE_OK;
 	if (p->proto == 51) {
-		if (LOAD(skb, offset, head) || skip_header(skb, p, &offset, (head[1] + 2) * 4))
+		if (COPY(skb, offset, head) || skip_header(skb, p, &offset, (head.length + 2) * 4))
 			return PARSE_MALFORMED;
-		p->proto = head[0];
+		p->proto = head.next;
 	}
 	return parse_transport(skb, p, offset);
 }

@@ -13,8 +13,9 @@
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
-static __always_inline int drop(struct packet *p, enum drop reason)
+static __always_inline int drop(struct __sk_buff *skb, struct packet *p, enum drop reason)
 {
+	skb->cb[SHOWN_WAY] = (__u32)reason << 24;
 	count(&drops, reason, p->frame_bytes);
 	return TC_ACT_SHOT;
 }
@@ -28,6 +29,8 @@ static __always_inline int to_controller(struct __sk_buff *skb, struct packet *p
 		event->kind = EVENT_PACKET_IN;
 		event->ingress_port = p->ingress_port;
 		event->length = length;
+		event->vlan_type = skb->vlan_present ? bpf_ntohs(skb->vlan_proto) : 0;
+		event->vlan_tci = skb->vlan_tci;
 		if (length > EVENT_PACKET_BYTES)
 			length = EVENT_PACKET_BYTES;
 		if (length > 0 && bpf_skb_load_bytes(skb, 0, event->data, length) == 0) {
@@ -40,12 +43,12 @@ static __always_inline int to_controller(struct __sk_buff *skb, struct packet *p
 	return TC_ACT_SHOT;
 }
 
-static __always_inline int to_port(struct packet *p, __u32 port)
+static __always_inline int to_port(struct __sk_buff *skb, struct packet *p, __u32 port)
 {
 	__u32 *device = bpf_map_lookup_elem(&egress_port, &port);
 
 	if (!device || !*device)
-		return drop(p, DROP_NO_ROUTE);
+		return drop(skb, p, DROP_NO_ROUTE);
 	return bpf_redirect(*device, 0);
 }
 
@@ -55,7 +58,7 @@ static __always_inline int flood(struct __sk_buff *skb, struct packet *p, __u32 
 	struct group *group = bpf_map_lookup_elem(&groups, &number);
 
 	if (!group)
-		return drop(p, DROP_NO_ROUTE);
+		return drop(skb, p, DROP_NO_ROUTE);
 	for (__u32 i = 0; i < MAX_GROUP_PORTS; i++) {
 		if (i >= group->count)
 			break;
@@ -75,15 +78,19 @@ static __always_inline int flood(struct __sk_buff *skb, struct packet *p, __u32 
 static __always_inline enum drop apply_exceed(struct __sk_buff *skb, struct packet *p, enum bucket above,
 					      struct forward *way)
 {
-	__u32 index = p->slice << 2 | above, zero = 0;
+	__u32 index = p->slice << 2 | above, other = EXCEED_DEFAULT;
 	struct exceed *exceed_entry = bpf_map_lookup_elem(&exceed, &index);
 
-	if (exceed_entry && !exceed_entry->valid)
-		exceed_entry = bpf_map_lookup_elem(&exceed_default, &zero);
 	if (!exceed_entry)
+		exceed_entry = bpf_map_lookup_elem(&exceed, &other);
+	__u8 action = exceed_entry ? exceed_entry->action & 3 : DEGRADE;
+
+	count(&exceeded, index << 2 | action, p->frame_bytes);
+	if (!exceed_entry) {
+		p->tc = 0;
 		return KEPT;
-	count(&exceeded, index << 2 | (exceed_entry->action & 3), p->frame_bytes);
-	switch (exceed_entry->action) {
+	}
+	switch (action) {
 	case DROP:
 		return above == ABOVE_SLICE ? DROP_SLICE : DROP_MICROFLOW;
 	case REROUTE:
@@ -135,6 +142,7 @@ static __always_inline void write_mark(struct __sk_buff *skb, struct packet *p)
 	__u32 *queue = bpf_map_lookup_elem(&queue_of_mark, &index);
 	__u8 tos = index << 2 | (p->tos & 3);
 
+	skb->cb[SHOWN_MARK] = 1 | (__u32)p->slice << 8 | (__u32)p->tc << 16 | (__u32)p->colour << 24;
 	count(&marked, index << 2 | p->colour, p->frame_bytes);
 	if (queue)
 		skb->priority = *queue;
@@ -148,7 +156,8 @@ static __always_inline void write_mark(struct __sk_buff *skb, struct packet *p)
 	} else {
 		__u8 head[2] = {0x60 | tos >> 4, (__u8)(tos << 4 | (p->flow_label >> 16 & 15))};
 
-		bpf_skb_store_bytes(skb, p->l3, head, 2, 0);
+		/* Unlike an IPv4 header, whose checksum makes up for it, this changes a checksum over the packet. */
+		bpf_skb_store_bytes(skb, p->l3, head, 2, BPF_F_RECOMPUTE_CSUM);
 	}
 }
 
@@ -162,12 +171,13 @@ int ingress(struct __sk_buff *skb)
 
 	if (!config)
 		return TC_ACT_UNSPEC;
+	skb->cb[SHOWN_WAY] = skb->cb[SHOWN_MARK] = skb->cb[SHOWN_MICROFLOW] = 0;
 	p.ingress_port = config->port;
 	p.frame_bytes = skb->len + (skb->vlan_present ? 4 : 0);
 	p.now_ns = packet_clock ? skb->tstamp : bpf_ktime_get_ns();
 	if (parse(skb, &p)) {
 		count(&parsed, PARSED_MALFORMED, p.frame_bytes);
-		return drop(&p, DROP_MALFORMED);
+		return drop(skb, &p, DROP_MALFORMED);
 	}
 	count(&parsed,
 	      !p.version	 ? PARSED_NOT_IP
@@ -182,32 +192,33 @@ int ingress(struct __sk_buff *skb)
 	struct forward *found = find_forward(skb, &p);
 
 	if (!found || found->action == FORWARD_MISS)
-		return drop(&p, DROP_NO_ROUTE);
+		return drop(skb, &p, DROP_NO_ROUTE);
 	way = *found;
 	if (way.action == FORWARD_DROP)
-		return drop(&p, DROP_FORWARD);
+		return drop(skb, &p, DROP_FORWARD);
 	if (way.action == FORWARD_ROUTE) {
 		enum drop reason = take_hop(skb, &p);
 
 		if (reason)
-			return drop(&p, reason);
+			return drop(skb, &p, reason);
 		set_stations(skb, way.src, way.dst);
 	}
 	if (p.version) {
 		classify(&p, config->trusted);
-		enum colour colour = p.later_fragment ? GREEN : find_microflow(&p);
+		enum colour colour = p.later_fragment ? GREEN : find_microflow(skb, &p);
 		enum drop reason = police(skb, &p, colour, &way);
 
 		if (reason)
-			return drop(&p, reason);
+			return drop(skb, &p, reason);
 		write_mark(skb, &p);
 	}
+	skb->cb[SHOWN_WAY] = way.action | (__u32)way.port << 8;
 	switch (way.action) {
 	case FORWARD_FLOOD:
 		return flood(skb, &p, way.port);
 	case FORWARD_CONTROLLER:
 		return to_controller(skb, &p);
 	default:
-		return to_port(&p, way.port);
+		return to_port(skb, &p, way.port);
 	}
 }

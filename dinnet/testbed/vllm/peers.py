@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from dinnet.errors import DinnetError
-from dinnet.testbed.process import inside
+from dinnet.netns import inside
 from dinnet.testbed.workloads.base import Label, now_us
 
 _COUNTER: Final = re.compile(r"\bbytes_(sent|received):(\d+)")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from dinnet.errors import DinnetError
-from dinnet.testbed.process import inside
+from dinnet.netns import inside
 
 HTTP_PORT: Final = 8000
 SIDE_CHANNEL_PORT: Final = 5600

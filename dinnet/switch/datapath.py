@@ -1,0 +1,498 @@
+"""The loaded pipeline: its tables as Python sees them. Who attaches it to interfaces: `dinnet.switch.attach`."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import ipaddress
+import os
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Final, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dinnet.flows.record import RECORD_DTYPE, Records
+from dinnet.switch.bpfmap import Map, Put, create_array
+from dinnet.switch.bpfobject import Object, Program, RingBuffer
+from dinnet.switch.build import OBJECT
+from dinnet.switch.libbpf import BpfError
+from dinnet.switch.microflows import Microflows
+from dinnet.switch.sliceselect import SliceSelect
+from dinnet.switch.tokens import Rates, meters, rates_of
+
+_TABLES: Final = (
+    "forward_v4", "forward_v6", "forward_l2", "forward_default", "groups", "exceed", "dscp_to_mark", "mark_to_dscp",
+    "slice_meter", "flow_sets", "drops", "parsed", "marked", "exceeded", "flow_collisions", "lost_events",
+)  # fmt: skip
+PROGRAM: Final = "ingress"
+MARKS: Final = 64  # slice << 2 | traffic class
+SLICES: Final = 16
+_EXCEED_DEFAULT: Final = 64
+_GROUP_PORTS: Final = 64
+_NOTES_BYTES: Final = 1 << 20
+_RECORD_AT: Final = 8  # in struct record_event
+_PACKET_AT: Final = 12  # in struct packet_event
+
+
+class Action(IntEnum):
+    """enum forward_action"""
+
+    MISS = 0
+    PORT = 1
+    ROUTE = 2
+    FLOOD = 3
+    DROP = 4
+    CONTROLLER = 5
+
+
+class Exceed(IntEnum):
+    """enum exceed_action"""
+
+    DEGRADE = 0
+    REROUTE = 1
+    DROP = 2
+
+
+class Bucket(IntEnum):
+    """enum bucket: what a packet was above."""
+
+    MICROFLOW = 1
+    SLICE = 2
+
+
+class Drop(IntEnum):
+    """enum drop: cells of the counter of drops."""
+
+    MALFORMED = 1
+    NO_ROUTE = 2
+    TTL = 3
+    FORWARD = 4
+    MICROFLOW = 5
+    SLICE = 6
+
+
+class Parsed(IntEnum):
+    """enum parsed: cells of the counter of parsed packets."""
+
+    NOT_IP = 0
+    IPV4 = 1
+    IPV6 = 2
+    FRAGMENT = 3
+    MALFORMED = 4
+
+
+class Event(IntEnum):
+    """enum event_kind"""
+
+    RECORD = 1
+    PACKET_IN = 2
+
+
+class Forward(NamedTuple):
+    """Where packets go. Ethernet addresses are numbers of 48 bits."""
+
+    action: Action
+    port: int = 0  # FLOOD: the multicast group
+    src: int = 0
+    dst: int = 0
+
+
+class Alternate(NamedTuple):
+    """What becomes of packets above a token bucket. Addresses of 0 leave the packet's as they are."""
+
+    action: Exceed
+    port: int = 0
+    src: int = 0
+    dst: int = 0
+
+
+class Port(NamedTuple):
+    """A port and the interface behind it."""
+
+    number: int
+    ifindex: int
+    trusted: bool = False
+    flow_labels: bool = False
+
+
+class Cell(NamedTuple):
+    """A counter."""
+
+    packets: int
+    bytes: int
+
+
+class PacketIn(NamedTuple):
+    """A packet for the controller; longer ones than an event holds are cut off."""
+
+    ingress_port: int
+    data: bytes
+    length: int
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much there is room for; None: as the P4 program says. Memory is taken at once for all but microflow keys."""
+
+    microflows: int | None = None
+    flows: int | None = None  # records under way, a power of two
+
+
+class Datapath:
+    """Close it to let go; what is attached stays in force."""
+
+    def __init__(self, program: Program) -> None:
+        """Take over a loaded program.
+
+        Raises:
+            BpfError: It is another program.
+        """
+        self.program = program
+        self._maps = program.maps
+        missing = {"ingress_port", "microflow", "select_masks", "flow_sets"} - set(self._maps)
+        if program.name != PROGRAM or missing:
+            raise BpfError(f"BPF program {program.id} is not dinnet's switch")
+        maps = self._maps
+        self.microflows = Microflows(maps["microflow"], maps["microflow_state"], maps["microflow_meter"])
+        self.slice_select = SliceSelect(
+            maps["slice_select"], maps["select_masks"], maps["select_state"], program.btf.dtype("select_mask")
+        )
+
+    @classmethod
+    def load(cls, sizes: Sizes | None = None, *, packet_clock: bool = False) -> Self:
+        """Load an empty pipeline into the kernel.
+
+        Args:
+            sizes: Room in its tables.
+            packet_clock: Take the time from each packet, to replay recorded ones.
+
+        Raises:
+            BpfError: The kernel refused.
+        """
+        sizes = sizes or Sizes()
+        constants = {
+            "build_id": build_id(),
+            "hash_seed": int.from_bytes(os.urandom(8)),  # so that nobody can make flows that share one set
+            "packet_clock": int(packet_clock),
+        }
+        with Object(OBJECT) as source:
+            if sizes.microflows is not None:
+                for name in ("microflow", "microflow_state", "microflow_meter"):
+                    source.set_size(name, sizes.microflows)
+            if sizes.flows is not None:
+                ways = source.btf.dtype("flow_set")["ways"].shape[0]
+                sets = sizes.flows // ways
+                if sets < 1 or sets & (sets - 1):
+                    raise BpfError(f"room for flows must be a power of two from {ways} on, not {sizes.flows}")
+                source.set_size("flow_sets", sets)
+                constants["flow_set_mask"] = sets - 1
+            source.set_constants(constants)
+            program = source.load(PROGRAM)
+        try:
+            program.bind(create_array("notes", np.dtype((np.void, _NOTES_BYTES)), 1))
+            new = cls(program)
+            new.set_queues(default_queues())
+        except BaseException:
+            program.close()
+            raise
+        return new
+
+    @classmethod
+    def adopt(cls, program_id: int) -> Self:
+        """Take over a pipeline that is in the kernel already, with everything that is in it.
+
+        Raises:
+            BpfError: There is none of that number, or it was made by another version of dinnet.
+        """
+        with Object(OBJECT) as source:
+            program = Program.by_id(program_id, source.btf)
+        try:
+            if program.name != PROGRAM or program.constants.get("build_id") != build_id():
+                raise BpfError(f"BPF program {program_id} is not the switch of this version of dinnet")
+            return cls(program)
+        except BaseException:
+            program.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of it."""
+        self.slice_select.close()
+        self.program.close()
+
+    # Ports.
+
+    def set_port(self, port: Port) -> None:
+        """Connect a port and an interface, or change how the port is configured.
+
+        Raises:
+            BpfError: There is no such port number.
+        """
+        for other in self.ports():
+            if other.number == port.number and other.ifindex != port.ifindex:
+                self.remove_port(port.number)
+        self._write("egress_port", port.number, port.ifindex)
+        self._write("ingress_port", port.ifindex, (port.number, port.trusted, port.flow_labels))
+
+    def remove_port(self, number: int) -> None:
+        """Disconnect a port: what comes in is passed by, what is to go out is dropped."""
+        for port in self.ports():
+            if port.number == number:
+                self._maps["ingress_port"].delete(np.array([port.ifindex]))
+                self._write("egress_port", number, 0)
+
+    def ports(self) -> list[Port]:
+        """All ports that are connected, by number."""
+        keys, values = self._maps["ingress_port"].all()
+        found = [
+            Port(int(value["port"]), int(ifindex), bool(value["trusted"]), bool(value["flow_labels"]))
+            for ifindex, value in zip(keys, values, strict=True)
+        ]
+        return sorted(found)
+
+    # Forwarding.
+
+    def forward(self, prefix: str, way: Forward, when: Put = Put.ANY) -> int:
+        """Set a route, such as "10.0.0.0/8"; returns 0 or the error number."""
+        return self._maps[_route_table(prefix)].put_each(self._route_key(prefix), self._way(way), when)[0]
+
+    def remove_forward(self, prefix: str) -> bool:
+        """Remove a route; whether there was one."""
+        return bool(self._maps[_route_table(prefix)].delete(self._route_key(prefix))[0])
+
+    def station(self, vlan: int, mac: int, way: Forward, when: Put = Put.ANY) -> int:
+        """Set where an Ethernet address of a VLAN (0: no VLAN) is; returns 0 or the error number."""
+        table = self._maps["forward_l2"]
+        return table.put_each(np.array([(vlan, _mac(mac))], table.key), self._way(way), when)[0]
+
+    def remove_station(self, vlan: int, mac: int) -> bool:
+        """Forget an Ethernet address; whether it was known."""
+        table = self._maps["forward_l2"]
+        return bool(table.delete(np.array([(vlan, _mac(mac))], table.key))[0])
+
+    def set_default_forward(self, way: Forward | None) -> None:
+        """Set where packets go that no entry knows; None: they are dropped."""
+        if way is None:
+            self._maps["forward_default"].delete(np.zeros(1))
+        else:
+            self._maps["forward_default"].put(np.zeros(1), self._way(way))
+
+    def set_group(self, number: int, ports: Sequence[int]) -> None:
+        """Set the ports of a multicast group; none: remove it.
+
+        Raises:
+            BpfError: There are too many ports, or groups.
+        """
+        table = self._maps["groups"]
+        if not ports:
+            table.delete(np.array([number]))
+            return
+        if len(ports) > _GROUP_PORTS:
+            raise BpfError(f"a multicast group has at most {_GROUP_PORTS} ports, not {len(ports)}")
+        value = np.zeros(1, table.value)
+        value["count"] = len(ports)
+        value["ports"][0, : len(ports)] = ports
+        if not table.put(np.array([number]), value):
+            raise BpfError(f"there is no room for another multicast group than the {table.max_entries} there are")
+
+    def groups(self) -> dict[int, list[int]]:
+        """The ports of all multicast groups."""
+        keys, values = self._maps["groups"].all()
+        return {int(k): value["ports"][: value["count"]].tolist() for k, value in zip(keys, values, strict=True)}
+
+    # Marks.
+
+    def set_dscp_to_mark(self, dscp: int, mark: tuple[int, int] | None) -> None:
+        """Set which slice and traffic class a trusted port's DSCP means; None: slice << 2 | tc."""
+        self._write("dscp_to_mark", dscp, (1, *mark, 0) if mark else (0, 0, 0, 0))
+
+    def set_mark_to_dscp(self, slice_number: int, tc: int, dscp: int | None) -> None:
+        """Set the DSCP of a mark; None: slice << 2 | tc."""
+        self._write("mark_to_dscp", slice_number << 2 | tc, (1, 0, 0, dscp) if dscp is not None else (0, 0, 0, 0))
+
+    def set_queues(self, queues: Mapping[int, int]) -> None:
+        """Set skb->priority, which HTB takes for a class, by slice << 2 | tc."""
+        self._maps["queue_of_mark"].put(np.array(list(queues)), np.array(list(queues.values()), np.uint32))
+
+    def set_exceed(self, slice_number: int, bucket: Bucket, what: Alternate | None) -> None:
+        """Set what becomes of a slice's packets above a bucket; None: what `set_default_exceed` says."""
+        self._exceed(slice_number << 2 | bucket, what)
+
+    def set_default_exceed(self, what: Alternate | None) -> None:
+        """Set what becomes of packets above a bucket of slices without an entry; None: they are degraded."""
+        self._exceed(_EXCEED_DEFAULT, what)
+
+    def _exceed(self, key: int, what: Alternate | None) -> None:
+        table = self._maps["exceed"]
+        if what is None:
+            table.delete(np.array([key]))
+        else:
+            value = np.array([(what.action, 0, what.port, _mac(what.src), _mac(what.dst))], table.value)
+            table.put(np.array([key]), value)
+
+    def set_slice_meters(self, first: int, rates: list[Rates | None]) -> None:
+        """Set slice meters from cell `first` on; a cell is egress port * SLICES + slice. Their buckets begin full."""
+        table = self._maps["slice_meter"]
+        table.put(np.arange(first, first + len(rates)), meters(rates, table.value))
+
+    def slice_meters(self, first: int, count: int) -> list[Rates | None]:
+        """The reverse of `set_slice_meters`."""
+        return rates_of(self._maps["slice_meter"].get(np.arange(first, first + count))[0])
+
+    # Counters.
+
+    def counters(self, name: str) -> NDArray[Any]:
+        """All cells of a counter (drops, parsed, marked, exceeded): (n,) of struct cell."""
+        return self._maps[name].all()[1]
+
+    def set_counters(self, name: str, first: int, cells: Sequence[Cell]) -> None:
+        """Set cells of a counter from `first` on."""
+        table = self._maps[name]
+        table.put(np.arange(first, first + len(cells)), np.array(list(cells), table.value))
+
+    def drops(self) -> dict[Drop, Cell]:
+        """What was dropped, by reason."""
+        cells = self.counters("drops")
+        return {reason: _cell(cells[reason]) for reason in Drop}
+
+    def parsed(self) -> dict[Parsed, Cell]:
+        """What came in, by kind."""
+        cells = self.counters("parsed")
+        return {kind: _cell(cells[kind]) for kind in Parsed}
+
+    def flow_collisions(self) -> Cell:
+        """Packets that are in no flow record, for there was no room for their flow's."""
+        return _cell(self.counters("flow_collisions")[0])
+
+    def lost_events(self) -> tuple[int, int]:
+        """Flow records and packet-ins that were lost because nobody read the events in time."""
+        cells = self.counters("lost_events")
+        return int(cells[0]["packets"]), int(cells[1]["packets"])
+
+    # Flow records.
+
+    def flow_table(self) -> Iterator[Records]:
+        """The records of all flows under way, as they are now, RECORD_DTYPE (n,).
+
+        `end` is LIVE, or FIN or RST where the connection is closed.
+        """
+        for _, sets in self._maps["flow_sets"].items(256):
+            flows = sets["ways"].reshape(-1)
+            flows = flows[flows["work"]["used"] != 0]
+            records = np.ascontiguousarray(flows["record"]).view(RECORD_DTYPE).reshape(-1)
+            records["end"] = flows["work"]["closed"]
+            if len(records):
+                yield records
+
+    def clear_flows(self) -> None:
+        """Forget all flows."""
+        self._maps["flow_sets"].clear()
+
+    def events(
+        self, record: Callable[[int, Records], None], packet: Callable[[PacketIn], None] = lambda _: None
+    ) -> RingBuffer:
+        """A reader of what the pipeline tells; poll it when its `epoll_fd` is readable. There must be only one.
+
+        Args:
+            record: Called with the ingress port and one flow record.
+            packet: Called with each packet for the controller.
+        """
+
+        def consume(data: bytes) -> None:
+            kind = int.from_bytes(data[:2], "little")
+            if kind == Event.RECORD:
+                record(int.from_bytes(data[2:4], "little"), np.frombuffer(data, RECORD_DTYPE, 1, _RECORD_AT))
+            elif kind == Event.PACKET_IN:
+                packet(_packet_in(data))
+
+        return RingBuffer(self._maps["events"].fd, consume)
+
+    # What the owner of the switch notes for the next one.
+
+    @property
+    def notes(self) -> bytes:
+        """What was noted, b"" at first. It lives as long as the pipeline is in the kernel."""
+        raw = self._maps["notes"].get(np.zeros(1))[0].tobytes()
+        return zlib.decompress(raw[8 : 8 + size]) if (size := int.from_bytes(raw[:8], "little")) else b""
+
+    @notes.setter
+    def notes(self, text: bytes) -> None:
+        packed = zlib.compress(text)
+        raw = (len(packed).to_bytes(8, "little") + packed).ljust(_NOTES_BYTES, b"\0")
+        if len(raw) > _NOTES_BYTES:
+            raise BpfError(f"there is no room for {len(packed)} bytes of notes")
+        self._maps["notes"].put(np.zeros(1), np.frombuffer(raw, self._maps["notes"].value))
+
+    def clear(self) -> None:
+        """Empty all tables, counters and records; ports and queues stay."""
+        self.microflows.clear()
+        self.slice_select.clear()
+        for name in _TABLES:
+            self._maps[name].clear()
+
+    # Helpers.
+
+    def table(self, name: str) -> Map:
+        """The map behind a table."""
+        return self._maps[name]
+
+    def _write(self, name: str, key: int, value: Any) -> None:
+        table = self._maps[name]
+        code = table.put_each(np.array([key], table.key), np.array([value], table.value))[0]
+        if code:
+            what = f"it has {table.max_entries} entries" if code == errno.E2BIG else os.strerror(code)
+            raise BpfError(f"cannot set {name} {key}: {what}")
+
+    def _way(self, way: Forward) -> NDArray[Any]:
+        value = (way.action, 0, way.port, _mac(way.src), _mac(way.dst))
+        return np.array([value], self._maps["forward_v4"].value)
+
+    def _route_key(self, prefix: str) -> NDArray[Any]:
+        network = ipaddress.ip_network(prefix)
+        value = (network.prefixlen, np.frombuffer(network.network_address.packed, np.uint8))
+        return np.array([value], self._maps[_route_table(prefix)].key)
+
+
+def build_id() -> int:
+    """What tells one build of the object file from another one."""
+    try:
+        return int.from_bytes(hashlib.sha256(OBJECT.read_bytes()).digest()[:8], "little")
+    except OSError as error:
+        raise BpfError(f"{OBJECT}: cannot read the switch's object file: {error.strerror}") from error
+
+
+def default_queues() -> dict[int, int]:
+    """HTB class 1:(0x10 + slice * 4 + tc) for each mark."""
+    return {mark: 1 << 16 | 0x10 + mark for mark in range(MARKS)}
+
+
+def _packet_in(data: bytes) -> PacketIn:
+    port, length, tag_type, tag = (
+        int.from_bytes(data[start:stop], "little") for start, stop in ((2, 4), (4, 8), (8, 10), (10, 12))
+    )
+    frame = data[_PACKET_AT : _PACKET_AT + length]
+    if tag_type:  # put the tag back that the kernel took out
+        frame = frame[:12] + tag_type.to_bytes(2) + tag.to_bytes(2) + frame[12:]
+        length += 4
+    return PacketIn(port, frame, length)
+
+
+def _route_table(prefix: str) -> str:
+    return "forward_v6" if ":" in prefix else "forward_v4"
+
+
+def _mac(number: int) -> tuple[int, ...]:
+    return tuple(number.to_bytes(6))
+
+
+def _cell(row: Any) -> Cell:
+    return Cell(int(row["packets"]), int(row["bytes"]))
