@@ -27,6 +27,7 @@ PIECE: Final = 512
 MAX_BYTES: Final = 2 << 20
 
 Answer = Iterator[p4r.ReadResponse]
+_Selected = tuple[EntryCodec, Sequence[Entry]]
 
 
 class DigestState(Protocol):
@@ -81,7 +82,7 @@ class Reader:
             return [self._program.table(table_id)]
         return list(self._program.codecs.values())
 
-    def _selected(self, message: p4r.TableEntry) -> list[tuple[EntryCodec, Sequence[Entry]]]:
+    def _selected(self, message: p4r.TableEntry) -> list[_Selected]:
         """The entries that a filter selects, by table."""
         if not message.table_id and message.match:
             raise invalid("a match needs a table")
@@ -148,9 +149,7 @@ class Reader:
 
         return build()
 
-    def _direct(
-        self, message: p4r.TableEntry, has: Callable[[Table], bool]
-    ) -> list[tuple[EntryCodec, Sequence[Entry]]]:
+    def _direct(self, message: p4r.TableEntry, has: Callable[[Table], bool]) -> list[_Selected]:
         """Entries whose direct resources are read, for tables that have them."""
         selected = [(codec, entries) for codec, entries in self._selected(message) if has(codec.table)]
         if message.table_id and not selected:

@@ -1,0 +1,57 @@
+"""One controller's stream, seen from the server: what is waiting to be sent on it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Final
+
+from finsy.proto import p4r
+
+#: Bytes that may wait for a slow controller; packets, digests and notifications above them are dropped.
+MAX_WAITING_BYTES: Final = 32 << 20
+
+
+class Session:
+    """A stream's queue and who is at its other end."""
+
+    def __init__(self) -> None:
+        self.role: str | None = None  # None: it has not said who it is
+        self.election_id: int | None = None
+        self.is_open = True
+        self._waiting: deque[tuple[p4r.StreamMessageResponse, int]] = deque()
+        self._waiting_bytes = 0
+        self._arrived = asyncio.Event()
+
+    def send(self, message: p4r.StreamMessageResponse) -> None:
+        """Queue a message that the controller must get."""
+        self._put(message, 0)
+
+    def offer(self, message: p4r.StreamMessageResponse) -> bool:
+        """Queue a message, unless too much is waiting already."""
+        size = message.ByteSize()
+        if not self.is_open or (self._waiting_bytes and self._waiting_bytes + size > MAX_WAITING_BYTES):
+            return False
+        self._put(message, size)
+        return True
+
+    def _put(self, message: p4r.StreamMessageResponse, size: int) -> None:
+        self._waiting.append((message, size))
+        self._waiting_bytes += size
+        self._arrived.set()
+
+    def end(self) -> None:
+        """Nothing more is to be sent after what is waiting."""
+        self.is_open = False
+        self._arrived.set()
+
+    async def next(self) -> p4r.StreamMessageResponse | None:
+        """The message that has waited longest; None: there will be no more."""
+        while not self._waiting:
+            if not self.is_open:
+                return None
+            self._arrived.clear()
+            await self._arrived.wait()
+        message, size = self._waiting.popleft()
+        self._waiting_bytes -= size
+        return message
