@@ -14,6 +14,7 @@ import grpc
 from finsy.proto import U128, p4r, p4r_grpc, rpc_status
 from p4infokit import ACTIONS, TABLES, dinnet_p4info
 
+from dinnet.errors import DinnetError
 from dinnet.switch.memory import MemoryTarget
 from dinnet.switch.server import ServerOptions, serving
 from dinnet.switch.service import P4RuntimeService
@@ -42,7 +43,7 @@ class Server:
 @contextmanager
 def running(target: Target | None = None, options: ServerOptions | None = None) -> Iterator[Server]:
     target = target or MemoryTarget()
-    started: queue.Queue[Server | BaseException] = queue.Queue()
+    started: queue.Queue[Server | DinnetError] = queue.Queue()
     stop = asyncio.Event()
 
     async def serve() -> None:
@@ -50,14 +51,13 @@ def running(target: Target | None = None, options: ServerOptions | None = None) 
             async with serving(target, options or ServerOptions("127.0.0.1:0")) as server:
                 started.put(Server(server.address, target, server.service, asyncio.get_running_loop()))
                 await stop.wait()
-        except BaseException as error:
+        except DinnetError as error:
             started.put(error)
-            raise
 
     thread = threading.Thread(target=asyncio.run, args=(serve(),))
     thread.start()
     server = started.get(timeout=TIMEOUT_S)
-    if isinstance(server, BaseException):
+    if isinstance(server, DinnetError):
         thread.join()
         raise server
     try:

@@ -64,6 +64,9 @@ async def serving(target: Target, options: ServerOptions | None = None) -> Async
             ("grpc.max_receive_message_length", options.max_message_bytes),
             ("grpc.max_send_message_length", -1),
             ("grpc.so_reuseport", 0),  # a second server on the same port is a mistake
+            # A controller whose machine is gone says nothing; its place must become free all the same.
+            ("grpc.keepalive_time_ms", 15_000),
+            ("grpc.keepalive_timeout_ms", 5_000),
             # Controllers that keep their streams open all day ping to find out whether the switch is there.
             ("grpc.keepalive_permit_without_calls", 1),
             ("grpc.http2.min_ping_interval_without_data_ms", 5000),
