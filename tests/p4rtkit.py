@@ -73,10 +73,10 @@ class Client:
     def __init__(self, address: str, election_id: int | None = 1, role: str = "", credentials: Any = None) -> None:
         options = [("grpc.max_metadata_size", 4 << 20), ("grpc.use_local_subchannel_pool", 1)]
         if credentials is None:
-            self._channel = grpc.insecure_channel(address, options)
+            self.channel = grpc.insecure_channel(address, options)
         else:
-            self._channel = grpc.secure_channel(address, credentials, options)
-        self.stub = p4r_grpc.P4RuntimeStub(self._channel)
+            self.channel = grpc.secure_channel(address, credentials, options)
+        self.stub = p4r_grpc.P4RuntimeStub(self.channel)
         self.election_id = election_id
         self.role = role
         self._requests: queue.Queue[p4r.StreamMessageRequest | None] = queue.Queue()
@@ -95,7 +95,7 @@ class Client:
         if self._stream is not None:
             self._stream.cancel()
         self._requests.put(None)
-        self._channel.close()
+        self.channel.close()
         if self._reader is not None:
             self._reader.join()
 

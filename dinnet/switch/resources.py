@@ -95,10 +95,8 @@ def _parse_replicas(messages: Iterable[p4r.Replica]) -> tuple[Replica, ...]:
     replicas = []
     seen: set[tuple[int, int]] = set()
     for message in messages:
-        if message.WhichOneof("port_kind") == "egress_port":
-            port = message.egress_port  # what clients before version 1.4 set, and some still do
-        else:
-            port = to_int(message.port, PORT_WIDTH)
+        is_old_form = message.WhichOneof("port_kind") == "egress_port"  # p4runtime-shell still uses it
+        port = message.egress_port if is_old_form else to_int(message.port, PORT_WIDTH)
         backups = tuple(Port(to_int(b.port, PORT_WIDTH), b.instance) for b in message.backup_replicas)
         for place in ((port, message.instance), *backups):
             if place in seen:
@@ -108,7 +106,7 @@ def _parse_replicas(messages: Iterable[p4r.Replica]) -> tuple[Replica, ...]:
             seen.add((place[0], place[1]))
         if any(backup.port == port for backup in backups):
             raise invalid(f"port {port} is its own backup")
-        replicas.append(Replica(port, message.instance, backups))
+        replicas.append(Replica(port, message.instance, backups, is_old_form))
     return tuple(replicas)
 
 
@@ -117,4 +115,9 @@ def _replicas(replicas: Iterable[Replica]) -> Iterator[p4r.Replica]:
         backups = [
             p4r.BackupReplica(port=to_bytes(backup.port), instance=backup.instance) for backup in replica.backups
         ]
-        yield p4r.Replica(port=to_bytes(replica.port), instance=replica.instance, backup_replicas=backups)
+        message = p4r.Replica(instance=replica.instance, backup_replicas=backups)
+        if replica.is_old_form:
+            message.egress_port = replica.port
+        else:
+            message.port = to_bytes(replica.port)
+        yield message

@@ -68,6 +68,7 @@ class Replica(NamedTuple):
     port: int
     instance: int
     backups: tuple[Port, ...] = ()  # in the order in which they stand in
+    is_old_form: bool = False  # the client used the field `egress_port` of before P4Runtime 1.4, and reads it there
 
 
 class MulticastGroup(NamedTuple):

@@ -388,7 +388,9 @@ def test_multicast_groups(client: Client) -> None:
     assert client.read(packet_replication_engine_entry=group(2)) == []
     assert result(DELETE, group(1)) == OK
     old_form = p4r.MulticastGroupEntry(multicast_group_id=2, replicas=[p4r.Replica(egress_port=5, instance=0)])
-    assert result(INSERT, p4r.PacketReplicationEngineEntry(multicast_group_entry=old_form)) == OK
+    entity = p4r.PacketReplicationEngineEntry(multicast_group_entry=old_form)
+    assert result(INSERT, entity) == OK
+    assert client.read(packet_replication_engine_entry=entity) == [entity]
 
 
 def test_clone_sessions(client: Client) -> None:
