@@ -16,7 +16,6 @@ from dinnet.switch.libbpf import ENOTSUPP, BatchOptions, BpfError, address, chec
 
 _ROOM: Final = frozenset({errno.E2BIG, errno.ENOSPC, errno.ENOMEM})
 _NO_BATCHES: Final = frozenset({ENOTSUPP, errno.EOPNOTSUPP, errno.EINVAL})
-_LOCKED: Final = 4  # BPF_F_LOCK: copy a value while holding its lock
 _ARRAY: Final = 2
 _PER_CPU: Final = frozenset({5, 6, 10})  # hash, array, LRU hash
 
@@ -50,7 +49,6 @@ class Map:
         self._kind: int = info.type
         self._cpus = possible_cpus() if info.type in _PER_CPU else 0
         self._raw = np.dtype((value, (self._cpus,))) if self._cpus else value
-        self._flags = _LOCKED if "lock" in (value.names or ()) else 0
 
     def close(self) -> None:
         """Let go of it."""
@@ -72,7 +70,7 @@ class Map:
         if len(keys) == 0:
             return 0
         count = c.c_uint32(len(keys))
-        options = BatchOptions(c.sizeof(BatchOptions), self._flags, 0)
+        options = BatchOptions(c.sizeof(BatchOptions), 0, 0)
         result = library().bpf_map_update_batch(
             self.fd, address(keys), address(values), c.byref(count), c.byref(options)
         )
@@ -95,7 +93,7 @@ class Map:
         return self._put_each(self._keys(keys), self._values(values), when, until_full=False)
 
     def _put_each(self, keys: NDArray[Any], values: NDArray[Any], when: Put, *, until_full: bool) -> list[int]:
-        update, fd, flags = library().bpf_map_update_elem, self.fd, when | self._flags
+        update, fd, flags = library().bpf_map_update_elem, self.fd, int(when)
         key_at, value_at = keys.ctypes.data, values.ctypes.data
         key_step, value_step = self.key.itemsize, self._raw.itemsize
         codes = []
@@ -118,7 +116,7 @@ class Map:
         lookup, fd, step, size = library().bpf_map_lookup_elem_flags, self.fd, raw.strides[0], self.key.itemsize
         key_at, value_at = keys.ctypes.data, raw.ctypes.data
         for number in range(len(keys)):
-            if lookup(fd, key_at + number * size, value_at + number * step, self._flags) == 0:
+            if lookup(fd, key_at + number * size, value_at + number * step, 0) == 0:
                 found[number] = True
             elif c.get_errno() != errno.ENOENT:
                 raise BpfError(f"cannot read {self.name}", c.get_errno())
@@ -151,7 +149,7 @@ class Map:
     def items(self, chunk: int = 4096) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
         """All entries, in arrays of `chunk` or more, while the pipeline goes on changing them."""
         cursor, at = np.zeros(max(self.key.itemsize, 8), np.uint8), None
-        options = BatchOptions(c.sizeof(BatchOptions), self._flags, 0)
+        options = BatchOptions(c.sizeof(BatchOptions), 0, 0)
         while True:
             keys, raw = np.zeros(chunk, self.key), np.zeros(chunk, self._raw)
             count = c.c_uint32(chunk)

@@ -34,6 +34,7 @@ SLICES: Final = 16
 _EXCEED_DEFAULT: Final = 64
 _GROUP_PORTS: Final = 64
 _NOTES_BYTES: Final = 1 << 20
+_READS: Final = 100
 _RECORD_AT: Final = 8  # in struct record_event
 _PACKET_AT: Final = 12  # in struct packet_event
 
@@ -385,7 +386,17 @@ class Datapath:
 
         `end` is LIVE, or FIN or RST where the connection is closed.
         """
-        for _, sets in self._maps["flow_sets"].items(256):
+        table = self._maps["flow_sets"]
+        for keys, sets in table.items(256):
+            # A set that is written to meanwhile has another sequence number afterwards: read it again.
+            torn = np.flatnonzero(sets["ways"]["work"]["used"].any(axis=1))
+            for _ in range(_READS):
+                again, _ = table.get(keys[torn])
+                changed = (again["sequence"] != sets["sequence"][torn]) | (again["sequence"] & 1 != 0)
+                torn = torn[changed]
+                sets[torn] = again[changed]
+                if not len(torn):
+                    break
             flows = sets["ways"].reshape(-1)
             flows = flows[flows["work"]["used"] != 0]
             records = np.ascontiguousarray(flows["record"]).view(RECORD_DTYPE).reshape(-1)

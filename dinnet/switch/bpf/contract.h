@@ -128,7 +128,7 @@ struct token_bucket {
 
 /* Two-rate three-colour marker (RFC 2698), colour-blind. */
 struct meter {
-	struct bpf_spin_lock lock;
+	__u32 sequence;
 	__u32 configured;
 	__u64 last_ns;
 	struct token_bucket committed;
@@ -192,7 +192,7 @@ struct flow {
 };
 
 struct flow_set {
-	struct bpf_spin_lock lock;
+	__u32 sequence;
 	__u32 pad;
 	struct flow ways[FLOW_WAYS];
 };

@@ -3,6 +3,7 @@
 #ifndef DINNET_METER_H
 #define DINNET_METER_H
 
+#include "lock.h"
 #include "parse.h"
 
 #define NANO 1000000000ULL
@@ -23,10 +24,10 @@ static __always_inline enum colour run_meter(struct meter *meter, struct packet 
 {
 	__u64 cost = p->frame_bytes * NANO;
 	enum colour colour = GREEN;
+	struct attempt attempt = {&meter->sequence};
 
-	if (!meter->configured)
+	if (!meter->configured || !take(&attempt))
 		return GREEN;
-	bpf_spin_lock(&meter->lock);
 	if (p->now_ns > meter->last_ns) {
 		__u64 elapsed_ns = p->now_ns - meter->last_ns;
 
@@ -43,7 +44,7 @@ static __always_inline enum colour run_meter(struct meter *meter, struct packet 
 		else
 			meter->committed.tokens -= cost;
 	}
-	bpf_spin_unlock(&meter->lock);
+	give_back(&attempt);
 	return colour;
 }
 

@@ -7,6 +7,7 @@
 #ifndef DINNET_RECORDS_H
 #define DINNET_RECORDS_H
 
+#include "lock.h"
 #include "parse.h"
 
 #define BURST_GAP_US 2000
@@ -342,11 +343,16 @@ static __always_inline void record_packet(struct packet *p)
 
 	if (!set || !copy)
 		return;
-	bpf_spin_lock(&set->lock);
+	struct attempt attempt = {&set->sequence};
+
+	if (!take(&attempt)) {
+		count(&flow_collisions, 0, p->frame_bytes);
+		return;
+	}
 	int way = find_way(set, p, now, &side);
 
 	if (way < 0) {
-		bpf_spin_unlock(&set->lock);
+		give_back(&attempt);
 		count(&flow_collisions, 0, p->frame_bytes);
 		return;
 	}
@@ -398,7 +404,7 @@ static __always_inline void record_packet(struct packet *p)
 		__builtin_memcpy(copy, &flow->record, sizeof(*copy));
 		emit = 1;
 	}
-	bpf_spin_unlock(&set->lock);
+	give_back(&attempt);
 	if (emit)
 		send_record(copy, p->ingress_port);
 }
