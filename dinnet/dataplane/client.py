@@ -56,7 +56,7 @@ class Client(P4Client):
             self._channel = grpc.aio.secure_channel(
                 self._address, self._credentials.to_client_credentials(), options=_OPTIONS
             )
-        self._stub = p4r_grpc.P4RuntimeStub(self._channel)  # type: ignore[no-untyped-call]
+        self._stub = p4r_grpc.P4RuntimeStub(self._channel)
         self._complete_request = complete_request
 
     async def call(self, method: str, message: Any) -> Any:

@@ -210,6 +210,9 @@ class Codec:
     def table(self, alias: str) -> Table:
         return self._tables[alias]
 
+    def action(self, alias: str) -> ActionView:
+        return self._actions[alias].view
+
     def default_of(self, alias: str) -> DefaultEntry | None:
         """What a table begins with, where a client may change it."""
         table = self._tables[alias]

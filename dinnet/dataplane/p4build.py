@@ -6,12 +6,13 @@ What p4c makes of it lies in p4/build with the hash of the sources, so that nobo
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from dinnet.dataplane.generate import tables_source
 from dinnet.dataplane.program import CONFIG_NAME, P4INFO_NAME, load_program
@@ -51,11 +52,18 @@ def build() -> str:
             raise DinnetError(f"{_COMPILER} failed:\n{done.stderr.strip()}")
         source = tables_source(load_program(info, config).info)
         BUILD.mkdir(exist_ok=True)
-        for path in (info, config):
-            (BUILD / path.name).write_bytes(path.read_bytes())
+        (BUILD / P4INFO_NAME).write_bytes(info.read_bytes())
+        (BUILD / CONFIG_NAME).write_text(json.dumps(_without_places(json.loads(config.read_text()))) + "\n")
         TABLES.write_text(source)
         SOURCES_HASH.write_text(f"{sources_hash()}\n")
     return done.stderr
+
+
+def _without_places(value: Any) -> Any:
+    """What the compiler made, without the places in the sources that each part came from: they are half of it."""
+    if isinstance(value, dict):
+        return {name: _without_places(each) for name, each in value.items() if name != "source_info"}
+    return [_without_places(each) for each in value] if isinstance(value, list) else value
 
 
 if __name__ == "__main__":

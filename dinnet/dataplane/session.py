@@ -258,7 +258,7 @@ class Session:
             SessionLost: The connection broke; what was written until then stays.
         """
         failures: list[Failure] = []
-        batch: list[tuple[int, Entity]] = []
+        batch: list[tuple[p4r.Update.Type.ValueType, Entity]] = []
         request, size = self._write_request(), 0
         for type, entities in (
             (p4r.Update.DELETE, changes.delete),
@@ -285,7 +285,9 @@ class Session:
         request.election_id.CopyFrom(U128.encode(self.options.election_id))
         return request
 
-    async def _write(self, request: p4r.WriteRequest, batch: Sequence[tuple[int, Entity]]) -> list[Failure]:
+    async def _write(
+        self, request: p4r.WriteRequest, batch: Sequence[tuple[p4r.Update.Type.ValueType, Entity]]
+    ) -> list[Failure]:
         try:
             await self._client.call("Write", request)
         except P4ClientError as error:

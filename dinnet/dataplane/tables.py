@@ -1,4 +1,4 @@
-"""The tables and actions of the pipeline. Generated from its P4Info by `make p4`; not to be edited."""
+"""The pipeline's tables and actions. Generated from its P4Info by `make p4`; not to be edited."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ class NoAction(Action):
 
 
 @dataclass(frozen=True, slots=True)
-class ConfigurePort(Action):
-    ALIAS: ClassVar[str] = "configure_port"
+class ForwardDrop(Action):
+    ALIAS: ClassVar[str] = "forward.drop"
 
-    trusted: int  # 1 bits
-    flow_labels: int  # 1 bits
+
+@dataclass(frozen=True, slots=True)
+class ToController(Action):
+    ALIAS: ClassVar[str] = "to_controller"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,16 +30,6 @@ class Route(Action):
     port: int  # 9 bits
     src: int  # 48 bits
     dst: int  # 48 bits
-
-
-@dataclass(frozen=True, slots=True)
-class Drop(Action):
-    ALIAS: ClassVar[str] = "drop"
-
-
-@dataclass(frozen=True, slots=True)
-class ToController(Action):
-    ALIAS: ClassVar[str] = "to_controller"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +44,6 @@ class Flood(Action):
     ALIAS: ClassVar[str] = "flood"
 
     group: int  # 16 bits
-
-
-@dataclass(frozen=True, slots=True)
-class ReadDscp(Action):
-    ALIAS: ClassVar[str] = "read_dscp"
-
-    slice: int  # 4 bits
-    tc: int  # 2 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +64,14 @@ class SetMark(Action):
 
 
 @dataclass(frozen=True, slots=True)
+class ReadDscp(Action):
+    ALIAS: ClassVar[str] = "read_dscp"
+
+    slice: int  # 4 bits
+    tc: int  # 2 bits
+
+
+@dataclass(frozen=True, slots=True)
 class Degrade(Action):
     ALIAS: ClassVar[str] = "degrade"
 
@@ -94,19 +86,38 @@ class Reroute(Action):
 
 
 @dataclass(frozen=True, slots=True)
+class MetersDrop(Action):
+    ALIAS: ClassVar[str] = "meters.drop"
+
+
+@dataclass(frozen=True, slots=True)
 class SetDscp(Action):
     ALIAS: ClassVar[str] = "set_dscp"
 
     dscp: int  # 6 bits
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IngressPort(TableEntry):
-    TABLE: ClassVar[str] = "ingress_port"
-    MATCH: ClassVar[tuple[str, ...]] = ("port",)
+@dataclass(frozen=True, slots=True)
+class Emit(Action):
+    ALIAS: ClassVar[str] = "emit"
 
-    port: int  # 9 bits
-    action: ConfigurePort
+
+@dataclass(frozen=True, slots=True)
+class Clear(Action):
+    ALIAS: ClassVar[str] = "clear"
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigurePort(Action):
+    ALIAS: ClassVar[str] = "configure_port"
+
+    trusted: int  # 1 bits
+    flow_labels: int  # 1 bits
+
+
+@dataclass(frozen=True, slots=True)
+class CountParsed(Action):
+    ALIAS: ClassVar[str] = "count_parsed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +126,7 @@ class ForwardV4(TableEntry):
     MATCH: ClassVar[tuple[str, ...]] = ("dst",)
 
     dst: Lpm  # 32 bits
-    action: Route | Drop | ToController
+    action: Route | ForwardDrop | ToController
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +135,7 @@ class ForwardV6(TableEntry):
     MATCH: ClassVar[tuple[str, ...]] = ("dst",)
 
     dst: Lpm  # 128 bits
-    action: Route | Drop | ToController
+    action: Route | ForwardDrop | ToController
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +145,7 @@ class ForwardL2(TableEntry):
 
     vlan: int  # 12 bits
     dst: int  # 48 bits
-    action: ToPort | Flood | Drop | ToController
+    action: ToPort | Flood | ForwardDrop | ToController
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,7 +197,7 @@ class Exceed(TableEntry):
 
     slice: int  # 4 bits
     bucket: int  # 2 bits
-    action: Degrade | Reroute | Drop
+    action: Degrade | Reroute | MetersDrop
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,23 +210,35 @@ class MarkToDscp(TableEntry):
     action: SetDscp
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IngressPort(TableEntry):
+    TABLE: ClassVar[str] = "ingress_port"
+    MATCH: ClassVar[tuple[str, ...]] = ("port",)
+
+    port: int  # 9 bits
+    action: ConfigurePort
+
+
 ACTIONS: Final[dict[str, type[Action]]] = {
     "NoAction": NoAction,
-    "configure_port": ConfigurePort,
-    "route": Route,
-    "drop": Drop,
+    "forward.drop": ForwardDrop,
     "to_controller": ToController,
+    "route": Route,
     "to_port": ToPort,
     "flood": Flood,
-    "read_dscp": ReadDscp,
     "set_slice": SetSlice,
     "set_mark": SetMark,
+    "read_dscp": ReadDscp,
     "degrade": Degrade,
     "reroute": Reroute,
+    "meters.drop": MetersDrop,
     "set_dscp": SetDscp,
+    "emit": Emit,
+    "clear": Clear,
+    "configure_port": ConfigurePort,
+    "count_parsed": CountParsed,
 }
 TABLES: Final[dict[str, type[TableEntry]]] = {
-    "ingress_port": IngressPort,
     "forward_v4": ForwardV4,
     "forward_v6": ForwardV6,
     "forward_l2": ForwardL2,
@@ -224,4 +247,5 @@ TABLES: Final[dict[str, type[TableEntry]]] = {
     "microflow": Microflow,
     "exceed": Exceed,
     "mark_to_dscp": MarkToDscp,
+    "ingress_port": IngressPort,
 }
