@@ -106,16 +106,21 @@ async def embedded(wires: Wires, program: Program) -> AsyncIterator[Session]:
     from dinnet.switch.server import ServerOptions, serving
 
     ports = [PortConfig(port, f"p{port}") for port in wires.ports]
-    with Switch.up(ports, namespace=wires.namespace, sizes=Sizes(microflows=1024, flows=1 << 14)) as switch:
-        try:
-            async with (
-                serving(EbpfTarget(switch), ServerOptions("127.0.0.1:0")) as server,
-                connected(server.address, program) as session,
-            ):
-                await session.until_primary()
-                yield session
-        finally:
-            switch.down()
+
+    def up() -> Switch:
+        return Switch.up(ports, namespace=wires.namespace, sizes=Sizes(microflows=1024, flows=1 << 14))
+
+    # pyroute2 has an event loop of its own, so its calls need a thread of their own.
+    switch = await asyncio.to_thread(up)
+    try:
+        async with (
+            serving(EbpfTarget(switch), ServerOptions("127.0.0.1:0")) as server,
+            connected(server.address, program) as session,
+        ):
+            await session.until_primary()
+            yield session
+    finally:
+        await asyncio.to_thread(switch.down)
 
 
 def _environment(binary: Path) -> dict[str, str]:

@@ -51,7 +51,7 @@ class EntityText:
                 match = {
                     field.name: _dump(getattr(entity, field.name), field.width)
                     for field in table.fields
-                    if getattr(entity, field.name) != ANY
+                    if field.kind is not MatchKind.TERNARY or getattr(entity, field.name) != ANY
                 }
                 found: dict[str, Any] = {"table": entity.TABLE, "match": match}
                 for name in ("priority", "rates", "idle_timeout_ns"):
