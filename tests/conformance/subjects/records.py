@@ -45,9 +45,16 @@ def records() -> Book:
     def exchange(*packets: Packet) -> Sequence[Step]:
         return [send(packet, 2 if packet.src == B else 1) for packet in packets]
 
-    for count in (3, 4, 5, 7, 8, 16, 32, 64, 128):
+    for count in (3, 4, 5, 7, 8, 16, 32):
         book.add(f"{count} datagrams", both, send(udp(), repeat=count))
-    book.add("129 datagrams and an answer", both, send(udp(), repeat=129), send(udp(True), 2))
+    # After the 64th a second makes a checkpoint, too. Without payload it is no matter how fast they come.
+    for count in (64, 127, 128, 192, 193):
+        book.add(f"{count} datagrams at once", both, send(udp(size=0), repeat=count, at_once=True))
+    book.add("64 datagrams, and one a second later", both, send(udp(size=0), repeat=64, at_once=True),
+             send(udp(size=0), pause_ms=1100), send(udp(size=0)), send(udp(True, 0), 2, pause_ms=1100))  # fmt: skip
+    book.add("63 datagrams, and one a second later", both, send(udp(size=0), repeat=63, at_once=True),
+             send(udp(size=0), pause_ms=1100), send(udp(size=0)))  # fmt: skip
+    book.add("127 datagrams and an answer", both, send(udp(size=0), repeat=127, at_once=True), send(udp(True, 0), 2))
     book.add("there and back in turn", both, *exchange(*(udp(n % 2 == 1, 10 + n) for n in range(16))))
     book.add("the answer only", both, *exchange(udp(), *(udp(True, 100 + n) for n in range(7))))
     book.add("more turns than are kept", both, *exchange(*(udp(n % 2 == 1, 50 * n) for n in range(1, 17))))
