@@ -74,7 +74,9 @@ class Player:
         finally:
             await self._tear_down(entities)
             # BMv2 gives the bucket of an entry that is deleted, as it is, to the next one in its place.
-            self._is_spent = any(getattr(entity, "rates", None) and isinstance(entity, TableEntry) for entity in entities)
+            self._is_spent = any(
+                getattr(entity, "rates", None) and isinstance(entity, TableEntry) for entity in entities
+            )
         marks = self._marks - marks
         after["parsed"]["0"] = Count(
             after["parsed"]["0"].packets - marks, after["parsed"]["0"].bytes - marks * _MARK_BYTES
