@@ -142,7 +142,7 @@ control FlowRecords(inout headers_t hdr, inout metadata_t meta, inout standard_m
         meta.record.ip_version = key[47:44];
         meta.record.vlan = key[43:32];
         meta.record.inner_vlan = key[31:20];
-        meta.record.end = end;
+        meta.record.end = (bit<8>) end;
         meta.record.ingress_port = std.ingress_port;
         first_us.read(meta.record.first_us, slot);
         bit<48> last;
