@@ -7,7 +7,17 @@ import ipaddress
 from scapy.all import ARP, IP, LLC, TCP, UDP, Dot1AD, Dot1Q, Ether, IPv6, Raw
 
 from dinnet.dataplane.entity import DefaultEntry, Entity, Group, Lpm, mac, prefix
-from dinnet.dataplane.tables import Flood, ForwardDrop, ForwardL2, ForwardV4, ForwardV6, NoAction, Route, ToController, ToPort
+from dinnet.dataplane.tables import (
+    Flood,
+    ForwardDrop,
+    ForwardL2,
+    ForwardV4,
+    ForwardV6,
+    NoAction,
+    Route,
+    ToController,
+    ToPort,
+)
 
 from .book import ROUTER, A, B, Book, C, ether, send, station
 
@@ -87,7 +97,7 @@ def routes_v4() -> Book:
         network = ipaddress.ip_network(f"172.{16 + length % 15}.85.171/{length}", strict=False)
         inside, beyond = network[-1], int(network[-1]) + 1
         steps = [send(packet(str(inside)))]
-        if 0 < length and beyond < 1 << 32:
+        if length > 0 and beyond < 1 << 32:
             steps.append(send(packet(str(ipaddress.IPv4Address(beyond)))))
         route = ForwardV4(dst=prefix(str(network)), action=Route(2, a, b))
         book.add(f"a prefix of {length} bits, its last address and the one behind", [route], *steps)
