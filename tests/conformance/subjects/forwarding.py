@@ -128,7 +128,7 @@ def routes_v4() -> Book:
     book.add("a route in a VLAN keeps the tag", nested[:1],
              send(ether(Dot1Q(vlan=9, prio=3), IP(src=book.v4[0], dst="192.0.2.1"), UDP(), dst=ROUTER)))  # fmt: skip
     book.add("a route for a later fragment", nested[:1],
-             send(ether(IP(src=book.v4[0], dst="192.0.2.1", frag=185, flags=1), Raw(bytes(64)), dst=ROUTER)))  # fmt: skip
+             send(ether(IP(src=book.v4[0], dst="192.0.2.1", frag=185), Raw(bytes(64)), dst=ROUTER)))  # fmt: skip
     return book
 
 
