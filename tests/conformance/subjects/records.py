@@ -83,7 +83,9 @@ def records() -> Book:
     book.add("FINs, then a RST", both, *exchange(*hello_of(tcp), tcp("FA"), tcp("FA", True), tcp("R"), tcp("S", seq=1)))
     book.add("every flag", both, *exchange(*(tcp(flags) for flags in ("SFRPAUEC", "", "F", "P", "U", "E", "C", "FPU"))))
     windows = (0, 1, 65535, 1000)
-    book.add("windows of both sides", both, *exchange(*(tcp("A", n % 2 == 1, window=w) for n, w in enumerate(windows * 2))))
+    book.add(
+        "windows of both sides", both, *exchange(*(tcp("A", n % 2 == 1, window=w) for n, w in enumerate(windows * 2)))
+    )
     book.add("a window with RST is no window", both, *exchange(tcp("A", window=5), tcp("R", window=0), tcp("R", window=1),
              tcp("A", window=6)))  # fmt: skip
 
@@ -100,8 +102,9 @@ def records() -> Book:
     extended = ether(IPv6(src=book.v6[0], dst=book.v6[1]), IPv6ExtHdrHopByHop(), UDP(sport=1, dport=2), Raw(bytes(30)))
     book.add("extension headers are no payload", both, send(extended, repeat=4))
     for tags, name in (([Dot1Q(vlan=7)], "a VLAN"), ([Dot1AD(vlan=7), Dot1Q(vlan=9)], "two VLANs")):
+
         def inside(*layers: Packet) -> Packet:
-            return ether(*layers, IP(src=book.v4[0], dst=book.v4[1]), UDP(sport=1, dport=2), Raw(bytes(30)))  # noqa: B023
+            return ether(*layers, IP(src=book.v4[0], dst=book.v4[1]), UDP(sport=1, dport=2), Raw(bytes(30)))
 
         tables = [station(), station(vlan=7)]
         book.add(f"a flow in {name} and one outside", tables, *exchange(*(inside(*tags), inside()) * 4))
@@ -166,4 +169,3 @@ def controller() -> Book:
              [station(), select(8, 3, ingress_port=exactly(CPU_PORT, 9))], out(udp(), NO_PORT), send(udp()))  # fmt: skip
     book.add("out as if it had come in, recorded", [station()], *[out(udp(), NO_PORT)] * 4)
     return book
-

@@ -33,7 +33,7 @@ from scapy.all import (
 from dinnet.dataplane.entity import Entity, Lpm, Ternary, mac
 from dinnet.dataplane.tables import ForwardV4, ForwardV6, Route
 
-from .book import Book, B, ROUTER, ether, exactly, send, station
+from .book import ROUTER, B, Book, ether, exactly, send, station
 from .marks import mark, select
 
 PAYLOAD = Raw(bytes(range(32)))
