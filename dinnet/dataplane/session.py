@@ -26,6 +26,7 @@ from dinnet.switch.bytestrings import to_bytes
 _log: Final = logging.getLogger(__name__)
 _Config = p4r.SetForwardingPipelineConfigRequest
 _Batch = list[tuple[p4r.Update.Type.ValueType, Entity]]
+_SENT_S: Final = 0.0005  # in which the event loop, which takes several turns for it, sends a request
 _UPDATE_BYTES: Final = 16  # around an entity, at most
 
 
@@ -267,7 +268,7 @@ class Session:
                 if under_way is not None:
                     failures += await under_way
                 under_way = asyncio.create_task(self._write(request, batch))
-                await asyncio.sleep(0)  # lets it be sent
+                await asyncio.sleep(_SENT_S)
             if under_way is not None:
                 failures += await under_way
                 under_way = None
