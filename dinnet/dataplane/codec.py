@@ -21,7 +21,7 @@ from dinnet.dataplane.entity import (
     Ternary,
 )
 from dinnet.dataplane.program import Program
-from dinnet.dataplane.tables import ACTIONS, TABLES
+from dinnet.dataplane.tables import ACTIONS, DEFAULTS, TABLES
 from dinnet.errors import DinnetError
 from dinnet.switch.bytestrings import to_bytes
 from dinnet.switch.p4info import Action as ActionView
@@ -200,6 +200,8 @@ class Codec:
     def _decode_action(self, table: Table, entry: p4r.TableEntry) -> Action:
         call = entry.action.action
         plan = self._by_id.get(call.action_id)
+        if plan is None and entry.is_default_action and table.alias in DEFAULTS:
+            return DEFAULTS[table.alias]  # the switch knows only that it was never changed
         if plan is None:
             raise CodecError(f"an entry of {table.alias} has an unknown action {call.action_id:#x}")
         given = {param.param_id: int.from_bytes(param.value, "big") for param in call.params}
@@ -215,11 +217,8 @@ class Codec:
 
     def default_of(self, alias: str) -> DefaultEntry | None:
         """What a table begins with, where a client may change it."""
-        table = self._tables[alias]
-        if table.const_default or table.initial_default is None:
-            return None
-        plan = self._by_id[table.initial_default.action_id]
-        return DefaultEntry(alias, plan.kind(*table.initial_default.params))
+        action = DEFAULTS.get(alias)
+        return DefaultEntry(alias, action) if action is not None else None
 
 
 def _known(views: Iterable[ActionView]) -> list[ActionView]:

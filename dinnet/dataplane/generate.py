@@ -6,9 +6,10 @@ that messages need, `dinnet.dataplane.codec` takes from the P4Info itself.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 from dinnet.switch.p4info import Action, MatchKind, P4Info, Scope, Table
 
@@ -24,8 +25,8 @@ from dinnet.dataplane.entity import ANY, Action, Lpm, Rates, TableEntry, Ternary
 _TYPES: Final = {MatchKind.EXACT: "int", MatchKind.LPM: "Lpm", MatchKind.TERNARY: "Ternary"}
 
 
-def tables_source(info: P4Info) -> str:
-    """The module's text."""
+def tables_source(info: P4Info, device_config: bytes) -> str:
+    """The module's text. What tables begin with is in BMv2's JSON: compilers of today leave it out of the P4Info."""
     actions = list(info.actions.values())
     tables = list(info.tables.values())
     parts = [_HEAD]
@@ -34,7 +35,22 @@ def tables_source(info: P4Info) -> str:
     for what, kind, views in (("ACTIONS", "Action", actions), ("TABLES", "TableEntry", tables)):
         lines = [f"    {view.alias!r}: {class_name(view.alias)},".replace("'", '"') for view in views]
         parts.append(f"\n\n{what}: Final[dict[str, type[{kind}]]] = {{\n" + "\n".join(lines) + "\n}\n")
+    parts.append(
+        "#: What becomes of packets that no entry matches, in tables where that can be changed.\n"
+        "DEFAULTS: Final[dict[str, Action]] = {\n"
+        + "".join(f'    "{alias}": {call},\n' for alias, call in _defaults(info, json.loads(device_config)))
+        + "}\n"
+    )
     return re.sub(r"\}\n\n\n(?=TABLES)", "}\n", "".join(parts))
+
+
+def _defaults(info: P4Info, config: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    actions = {action["id"]: action["name"] for action in config["actions"]}
+    entries = {t["name"]: t["default_entry"] for p in config["pipelines"] for t in p["tables"] if "default_entry" in t}
+    for table in info.tables.values():
+        if not table.const_default and (entry := entries.get(table.name)):
+            alias = info.action(actions[entry["action_id"]]).alias
+            yield table.alias, f"{class_name(alias)}({', '.join(str(int(v, 16)) for v in entry['action_data'])})"
 
 
 def class_name(alias: str) -> str:

@@ -50,7 +50,7 @@ def build() -> str:
         done = subprocess.run(command, cwd=SOURCES, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise DinnetError(f"{_COMPILER} failed:\n{done.stderr.strip()}")
-        source = tables_source(load_program(info, config).info)
+        source = tables_source(load_program(info, config).info, config.read_bytes())
         BUILD.mkdir(exist_ok=True)
         (BUILD / P4INFO_NAME).write_bytes(info.read_bytes())
         (BUILD / CONFIG_NAME).write_text(json.dumps(_without_places(json.loads(config.read_text()))) + "\n")

@@ -249,3 +249,8 @@ TABLES: Final[dict[str, type[TableEntry]]] = {
     "mark_to_dscp": MarkToDscp,
     "ingress_port": IngressPort,
 }
+#: What becomes of packets that no entry matches, in tables where that can be changed.
+DEFAULTS: Final[dict[str, Action]] = {
+    "forward_l2": NoAction(),
+    "exceed": Degrade(),
+}

@@ -20,7 +20,7 @@ from dinnet.dataplane.session import Session
 from dinnet.errors import DinnetError
 
 #: How long to wait for what should not come.
-RECORD_GRACE_S = 0.03
+RECORD_GRACE_S = 0.08
 REPLAY_GRACE_S = 0.002
 
 

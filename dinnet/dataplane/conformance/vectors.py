@@ -2,7 +2,8 @@
 
     {"subject": ..., "recorded": {"switch": ..., "version": ..., "p4": hash of the sources},
      "vectors": [{"name": ..., "tables": [entities], "steps": [
-        {"in": port, "packet": hex, "summary": ..., "repeat": times, "pause_ms": before it,
+        {"in": port, "packet": hex, "summary": ..., "repeat": times, "at_once": true,
+         "pause_ms": before it,
          "out": [{"port": ..., "packet": hex or "as sent", "times": ...}],
          "to_controller": [...], "records": [flow records]}],
       "counters": {"parsed": {"1": [packets, bytes]}, "microflow": {"0": [packets, bytes]}, ...}}]}
@@ -35,6 +36,7 @@ class Step:
     is_packet_out: bool = False
     repeat: int = 1
     pause_ms: int = 0
+    at_once: bool = False  # the repetitions, within a small part of a second
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,7 @@ def _vector(value: dict[str, Any]) -> Vector:
                 is_packet_out,
                 step.get("repeat", 1),
                 step.get("pause_ms", 0),
+                step.get("at_once", False),
             )
         )
         seen.append(Seen(step.get("out", []), step.get("to_controller", []), step.get("records", [])))
@@ -130,6 +133,8 @@ def _step(step: Step, seen: Seen | None) -> list[str]:
     head: dict[str, Any] = {"packet_out" if step.is_packet_out else "in": step.port}
     if step.repeat != 1:
         head["repeat"] = step.repeat
+    if step.at_once:
+        head["at_once"] = True
     if step.pause_ms:
         head["pause_ms"] = step.pause_ms
     head["summary"] = step.summary

@@ -176,6 +176,8 @@ int ingress(struct __sk_buff *skb)
 	skb->cb[SHOWN_WAY] = skb->cb[SHOWN_MARK] = skb->cb[SHOWN_MICROFLOW] = 0;
 	p.ingress_port = config->port;
 	p.frame_bytes = skb->len + (skb->vlan_present ? 4 : 0);
+	if (p.ingress_port == CPU_PORT)
+		p.frame_bytes += PACKET_OUT_BYTES;
 	p.now_ns = packet_clock ? skb->tstamp : bpf_ktime_get_ns();
 	if (parse(skb, &p)) {
 		count(&parsed, PARSED_MALFORMED, p.frame_bytes);

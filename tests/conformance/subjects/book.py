@@ -52,10 +52,17 @@ def ether(*layers: Packet, src: str = A, dst: str = B) -> Packet:
     return packet
 
 
-def send(packet: Packet | bytes, port: int = 1, *, repeat: int = 1, pause_ms: int = 0, summary: str = "") -> Step:
-    if isinstance(packet, bytes):
-        return Step(port, packet, summary, False, repeat, pause_ms)
-    return Step(port, raw(packet), summary or packet.summary(), False, repeat, pause_ms)
+def send(
+    packet: Packet | bytes,
+    port: int = 1,
+    *,
+    repeat: int = 1,
+    at_once: bool = False,
+    pause_ms: int = 0,
+    summary: str = "",
+) -> Step:
+    summary = summary or packet.summary()
+    return Step(port, raw(packet), summary, repeat=repeat, at_once=at_once, pause_ms=pause_ms)
 
 
 def out(packet: Packet, port: int) -> Step:

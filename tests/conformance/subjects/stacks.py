@@ -30,7 +30,7 @@ from scapy.all import (
     raw,
 )
 
-from dinnet.dataplane.entity import Entity, Lpm, Ternary, mac
+from dinnet.dataplane.entity import Entity, Lpm, mac
 from dinnet.dataplane.tables import ForwardV4, ForwardV6, Route
 
 from .book import ROUTER, B, Book, ether, exactly, send, station
@@ -61,24 +61,32 @@ def passing() -> Book:
 
     udp = UDP(sport=1000, dport=2000) / PAYLOAD
     tcp = TCP(sport=1000, dport=2000, flags="PA", options=[("MSS", 1460), ("Timestamp", (1, 2))]) / PAYLOAD
-    ip = [IP(src="10.0.0.1", dst="10.0.0.2")]
 
     def tagged(*tags: Packet) -> Packet:
         return ether(*tags, IP(src=book.v4[0], dst=book.v4[1]), udp)
 
-    both(tagged(Dot1Q(vlan=7, prio=5, id=1)), "VLAN", v6=False, vlan=7)
+    both(tagged(Dot1Q(vlan=7, prio=5, dei=1)), "VLAN", v6=False, vlan=7)
     both(tagged(Dot1AD(vlan=7), Dot1Q(vlan=9)), "QinQ", v6=False, vlan=7)
     both(tagged(Dot1Q(vlan=7), Dot1Q(vlan=9)), "two tags of 802.1Q", v6=False, vlan=7)
     both(tagged(Dot1AD(vlan=7), Dot1AD(vlan=9)), "two tags of 802.1ad", v6=False, vlan=7)
-    book.add("three tags: no IP packet", [station(vlan=7), select(2, 2)],
-             send(tagged(Dot1AD(vlan=7), Dot1Q(vlan=8), Dot1Q(vlan=9))))  # fmt: skip
-    book.add("a tag on IPv6", [station(vlan=7), select(2, 2)],
-             send(ether(Dot1Q(vlan=7), IPv6(src=book.v6[0], dst=book.v6[1], tc=3), udp)))  # fmt: skip
+    book.add(
+        "three tags: no IP packet",
+        [station(vlan=7), select(2, 2)],
+        send(tagged(Dot1AD(vlan=7), Dot1Q(vlan=8), Dot1Q(vlan=9))),
+    )
+    book.add(
+        "a tag on IPv6",
+        [station(vlan=7), select(2, 2)],
+        send(ether(Dot1Q(vlan=7), IPv6(src=book.v6[0], dst=book.v6[1], tc=3), udp)),
+    )
     book.add("a tag on something else", [station(vlan=7)], send(ether(Dot1Q(vlan=7, type=0x88B5), PAYLOAD)))
     both(v4(tcp), "TCP with options", 6, v6=False)
     both(v4(udp, options=[IPOption_NOP()] * 4), "IPv4 with four bytes of options", v6=False)
-    both(v4(udp, options=[IPOption_RR(length=39, routers=["0.0.0.0"] * 9), IPOption_NOP()]),
-         "IPv4 with forty bytes of options", v6=False)  # fmt: skip
+    both(
+        v4(udp, options=[IPOption_RR(length=39, routers=["0.0.0.0"] * 9), IPOption_NOP()]),
+        "IPv4 with forty bytes of options",
+        v6=False,
+    )
     both(v4(tcp, options=[IPOption_Timestamp()]), "IPv4 with a timestamp option", 6, v6=False)
     both(v4(UDP(sport=1000, dport=2000, chksum=0) / PAYLOAD), "a UDP checksum of zero", v6=False)
     both(v4(SCTP(sport=1000, dport=2000) / PAYLOAD), "SCTP", 132, v6=False)
@@ -94,8 +102,11 @@ def passing() -> Book:
     both(v4(udp, flags="MF"), "a first fragment of IPv4", v6=False)
     both(v4(udp, flags="DF", id=0), "IPv4 that must not be fragmented", v6=False)
     for frag in (1, 185, 8191):
-        book.add(f"a later fragment of IPv4 at {frag}", [station(), select(2, 2), mark(*book.v4, 17, 0, 0)],
-                 send(v4(PAYLOAD, proto=17, frag=frag)))  # fmt: skip
+        book.add(
+            f"a later fragment of IPv4 at {frag}",
+            [station(), select(2, 2), mark(*book.v4, 17, 0, 0)],
+            send(v4(PAYLOAD, proto=17, frag=frag)),
+        )
     both(v6(udp, tc=0x2E, fl=0x12345), "IPv6")
     both(v6(tcp), "TCP behind IPv6", 6)
     both(v6(ICMPv6EchoRequest(data=b"ping")), "ICMPv6", 58, ports=False)
@@ -116,10 +127,16 @@ def passing() -> Book:
     both(v6(IPv6ExtHdrFragment(m=1, id=5) / udp), "a first fragment of IPv6")
     both(v6(IPv6ExtHdrFragment(m=0, id=5) / udp), "an atomic fragment")
     for offset in (1, 8191):
-        book.add(f"a later fragment of IPv6 at {offset}", [station(), select(2, 2), mark(*book.v6, 17, 0, 0)],
-                 send(v6(IPv6ExtHdrFragment(offset=offset, m=1, id=5, nh=17) / PAYLOAD)))  # fmt: skip
-    book.add("a later fragment of options", [station(), select(2, 2)],
-             send(v6(IPv6ExtHdrHopByHop() / IPv6ExtHdrFragment(offset=9, id=5, nh=60) / PAYLOAD)))  # fmt: skip
+        book.add(
+            f"a later fragment of IPv6 at {offset}",
+            [station(), select(2, 2), mark(*book.v6, 17, 0, 0)],
+            send(v6(IPv6ExtHdrFragment(offset=offset, m=1, id=5, nh=17) / PAYLOAD)),
+        )
+    book.add(
+        "a later fragment of options",
+        [station(), select(2, 2)],
+        send(v6(IPv6ExtHdrHopByHop() / IPv6ExtHdrFragment(offset=9, id=5, nh=60) / PAYLOAD)),
+    )
     stack = IPv6ExtHdrHopByHop() / IPv6ExtHdrDestOpt() / IPv6ExtHdrSegmentRouting(addresses=many[:1])
     both(v6(stack / IPv6ExtHdrFragment(m=1) / IPv6ExtHdrDestOpt() / udp), "five extension headers")
     for count in (7, 8, 9, 10):
@@ -128,15 +145,32 @@ def passing() -> Book:
             layers /= IPv6ExtHdrDestOpt()
         entries: list[Entity] = [station(), select(2, 2), mark(*book.v6, 17, 1000, 2000), mark(*book.v6, 60, 0, 0)]
         book.add(f"{count} extension headers", entries, send(v6(layers / udp)))
-    book.add("the longest extension header", [station(), select(2, 2), mark(*book.v6, 17, 1000, 2000)],
-             send(v6(Raw(bytes([17, 255]) + bytes(2046)) / udp, nh=60)))  # fmt: skip
-    book.add("bytes behind the IP packet stay", [station(), select(2, 2)],
-             send(raw(v4(udp)) + b"trailer", summary="a trailer"), send(raw(v6(udp)) + b"trailer", summary="a trailer"))  # fmt: skip
-    book.add("no payload at all", [station(), select(2, 2)], send(v4(UDP(sport=1, dport=2))),
-             send(v4(TCP(sport=1, dport=2))), send(v6(UDP(sport=1, dport=2))), send(v4(proto=99)))  # fmt: skip
-    book.add("large packets", [station(), select(2, 2)], send(v4(UDP(sport=1, dport=2) / Raw(bytes(1472)))),
-             send(v6(UDP(sport=1, dport=2) / Raw(bytes(1452)))), send(v4(UDP(sport=1, dport=2) / Raw(bytes(8000)))))  # fmt: skip
-    del ip
+    book.add(
+        "the longest extension header",
+        [station(), select(2, 2), mark(*book.v6, 17, 1000, 2000)],
+        send(v6(Raw(bytes([17, 255]) + bytes(2046)) / udp, nh=60)),
+    )
+    book.add(
+        "bytes behind the IP packet stay",
+        [station(), select(2, 2)],
+        send(raw(v4(udp)) + b"trailer", summary="a trailer"),
+        send(raw(v6(udp)) + b"trailer", summary="a trailer"),
+    )
+    book.add(
+        "no payload at all",
+        [station(), select(2, 2)],
+        send(v4(UDP(sport=1, dport=2))),
+        send(v4(TCP(sport=1, dport=2))),
+        send(v6(UDP(sport=1, dport=2))),
+        send(v4(proto=99)),
+    )
+    book.add(
+        "large packets",
+        [station(), select(2, 2)],
+        send(v4(UDP(sport=1, dport=2) / Raw(bytes(1472)))),
+        send(v6(UDP(sport=1, dport=2) / Raw(bytes(1452)))),
+        send(v4(UDP(sport=1, dport=2) / Raw(bytes(8000)))),
+    )
     return book
 
 
@@ -192,22 +226,31 @@ def malformed() -> Book:
     for length in (0, 7, 8, 40, 65495, 65496, 65535):
         book.add(f"a payload length of {length} over UDP behind IPv6", tables, send(v6(udp, plen=length)))
     for offset in (0, 4, 5, 15):
-        book.add(f"a data offset of {offset}", tables, send(v4(TCP(dataofs=offset) / PAYLOAD)),
-                 send(v4(TCP(dataofs=offset))))  # fmt: skip
+        book.add(
+            f"a data offset of {offset}", tables, send(v4(TCP(dataofs=offset) / PAYLOAD)), send(v4(TCP(dataofs=offset)))
+        )
     for length in (0, 7, 8, 100):
         book.add(f"a UDP length of {length} is nobody's matter", tables, send(v4(UDP(len=length) / PAYLOAD)))
-    book.add("an extension header longer than the packet", tables,
-             send(v6(Raw(bytes([17, 20]) + bytes(6)) / udp, nh=60)))  # fmt: skip
-    book.add("an extension header longer than the payload length", tables,
-             send(v6(Raw(bytes([17, 2]) + bytes(22)) / udp, nh=60, plen=16)))  # fmt: skip
+    book.add(
+        "an extension header longer than the packet", tables, send(v6(Raw(bytes([17, 20]) + bytes(6)) / udp, nh=60))
+    )
+    book.add(
+        "an extension header longer than the payload length",
+        tables,
+        send(v6(Raw(bytes([17, 2]) + bytes(22)) / udp, nh=60, plen=16)),
+    )
     book.add("a fragment header and no room for it", tables, send(v6(Raw(bytes(8)), nh=44, plen=7)))
     book.add("AH longer than the packet", tables, send(v4(Raw(bytes([17, 200]) + bytes(10)), proto=51)))
-    book.add("AH shorter than itself", tables, send(v4(Raw(bytes([17, 0]) + bytes(6)) / udp, proto=51)),
-             send(v4(Raw(bytes([17, 0]) + bytes(2)), proto=51)))  # fmt: skip
-    book.add("malformed in a VLAN with its station", [station(vlan=5), select(1, 1)],
-             send(ether(Dot1Q(vlan=5), IP(version=5), udp)))  # fmt: skip
+    book.add(
+        "AH shorter than itself",
+        tables,
+        send(v4(Raw(bytes([17, 0]) + bytes(6)) / udp, proto=51)),
+        send(v4(Raw(bytes([17, 0]) + bytes(2)), proto=51)),
+    )
+    book.add(
+        "malformed in a VLAN with its station",
+        [station(vlan=5), select(1, 1)],
+        send(ether(Dot1Q(vlan=5), IP(version=5), udp)),
+    )
     book.add("malformed for an unknown station", [], send(v4(udp, ihl=4)))
     return book
-
-
-__all__ = ["Ternary", "malformed", "passing"]
