@@ -11,7 +11,7 @@ import typer
 from dinnet.cli.streams import show
 from dinnet.errors import DinnetError, reason
 
-app = typer.Typer(context_settings={"help_option_names": ["-h", "--help"]})
+app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 
 #: A capture of the same scenario, recorded before, for machines where none can be recorded.
 _SAMPLE: Final = Path(__file__).resolve().parents[2] / "examples"

@@ -67,13 +67,20 @@ def show(text: str = "") -> None:
 
 def tell(text: str) -> None:
     """Print one line on standard error, where that is possible: there is no other place to complain."""
-    with suppress(OSError):
+    try:
         typer.echo(printable(text), err=True)
+    except OSError:
+        _give_up(2)
 
 
 def give_up_output() -> None:
     """Drop what waits to be written to standard output: it cannot be, and Python would complain at its exit."""
     with suppress(OSError, DinnetError):
+        _give_up(sys.stdout.fileno())
+
+
+def _give_up(descriptor: int) -> None:
+    with suppress(OSError):
         null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, sys.stdout.fileno())
+        os.dup2(null, descriptor)
         os.close(null)

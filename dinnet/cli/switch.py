@@ -28,7 +28,7 @@ _Config = Annotated[
 _Netns = Annotated[
     str | None, typer.Option(metavar="NAME", help="Network namespace of the switch, a name as in `ip netns`.")
 ]
-_RATE_WIDTH: Final = 12
+_ETHERNET_BYTES: Final = 14
 
 
 class Format(StrEnum):
@@ -182,6 +182,27 @@ def dump(
             rows = flow_rows(datapath)
         for row in rows:
             typer.echo(json.dumps(row))
+
+
+@app.command()
+def trace(
+    port: Annotated[int, typer.Argument(min=0, max=509, metavar="PORT", help="The port it comes in on.")],
+    frame: Annotated[str, typer.Argument(metavar="FRAME", help="The Ethernet frame in hexadecimal digits.")],
+    netns: _Netns = None,
+) -> None:
+    """Show what each table does to a frame. Nothing is sent, and no counter moves."""
+    from dinnet.switch.snapshot import opened
+    from dinnet.switch.trace import trace as steps
+
+    try:
+        data = bytes.fromhex(frame)
+    except ValueError:
+        raise typer.BadParameter("a frame is hexadecimal digits, as Wireshark copies them as a hex stream") from None
+    if len(data) < _ETHERNET_BYTES:
+        raise typer.BadParameter(f"a frame has at least {_ETHERNET_BYTES} bytes, this has {len(data)}")
+    with opened(netns) as datapath:
+        for step in steps(datapath, port, data):
+            show(f"{step.stage:13} {step.outcome}")
 
 
 def _where(netns: str | None) -> str:

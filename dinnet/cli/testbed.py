@@ -17,7 +17,12 @@ from dinnet.errors import DinnetError, UsageError
 if TYPE_CHECKING:
     from dinnet.testbed.corpus import Progress
 
-app = typer.Typer(no_args_is_help=True, help="Build a namespace testbed and record labelled captures on it.")
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Build a namespace testbed and record labelled captures on it.",
+)
 
 Traces = Annotated[
     Path | None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -25,6 +25,9 @@ from dinnet.switch.bytestrings import to_bytes
 
 _log: Final = logging.getLogger(__name__)
 _Config = p4r.SetForwardingPipelineConfigRequest
+_Batch = list[tuple[p4r.Update.Type.ValueType, Entity]]
+_SENT_S: Final = 0.0005  # in which the event loop, which takes several turns for it, sends a request
+_UPDATE_BYTES: Final = 16  # around an entity, at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,36 +261,53 @@ class Session:
             SessionLost: The connection broke; what was written until then stays.
         """
         failures: list[Failure] = []
-        batch: list[tuple[p4r.Update.Type.ValueType, Entity]] = []
+        under_way: asyncio.Task[list[Failure]] | None = None
+        try:
+            for request, batch in self._batches(changes):
+                # A batch is made while the switch works on the one before it.
+                if under_way is not None:
+                    failures += await under_way
+                under_way = asyncio.create_task(self._write(request, batch))
+                await asyncio.sleep(_SENT_S)
+            if under_way is not None:
+                failures += await under_way
+                under_way = None
+        finally:
+            if under_way is not None:
+                under_way.cancel()
+                with suppress(asyncio.CancelledError, SessionLost):
+                    await under_way
+        if failures:
+            raise WriteFailed(self.address, failures)
+
+    def _batches(self, changes: Changes) -> Iterator[tuple[p4r.WriteRequest, _Batch]]:
+        """The changes as requests within the limits of messages, each with what is in it."""
+        batch: _Batch = []
         request, size = self._write_request(), 0
         for type, entities in (
             (p4r.Update.DELETE, changes.delete),
             (p4r.Update.INSERT, changes.insert),
             (p4r.Update.MODIFY, changes.modify),
         ):
+            encode = self.codec.key_only if type == p4r.Update.DELETE else self.codec.encode
             for entity in entities:
-                encode = self.codec.key_only if type == p4r.Update.DELETE else self.codec.encode
-                update = p4r.Update(type=type, entity=encode(entity))
-                bytes = update.ByteSize() + 8
+                message = encode(entity)
+                bytes = message.ByteSize() + _UPDATE_BYTES
                 if batch and (len(batch) >= self.options.batch_updates or size + bytes > self.options.batch_bytes):
-                    failures += await self._write(request, batch)
+                    yield request, batch
                     batch, request, size = [], self._write_request(), 0
                 batch.append((type, entity))
-                request.updates.append(update)
+                request.updates.add(type=type, entity=message)
                 size += bytes
         if batch:
-            failures += await self._write(request, batch)
-        if failures:
-            raise WriteFailed(self.address, failures)
+            yield request, batch
 
     def _write_request(self) -> p4r.WriteRequest:
         request = p4r.WriteRequest(device_id=self.options.device_id, role=self.options.role)
         request.election_id.CopyFrom(U128.encode(self.options.election_id))
         return request
 
-    async def _write(
-        self, request: p4r.WriteRequest, batch: Sequence[tuple[p4r.Update.Type.ValueType, Entity]]
-    ) -> list[Failure]:
+    async def _write(self, request: p4r.WriteRequest, batch: _Batch) -> list[Failure]:
         try:
             await self._client.call("Write", request)
         except P4ClientError as error:

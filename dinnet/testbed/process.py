@@ -18,6 +18,7 @@ from dinnet.netns import inside
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_TIMERSLACK: Final = 29
 _POLL_S: Final = 0.01
+_ENDING: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -86,14 +87,19 @@ def fork(name: str, namespace: str, log: Path, work: Callable[[], None]) -> Chil
     parent = os.getpid()
     sys.stdout.flush()
     sys.stderr.flush()
+    # Python runs functions of its own around a fork, and drops what a signal's handler raises in them.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
     pid = os.fork()
     if pid:
-        return Child(pid, name, log)
+        child = Child(pid, name, log)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        return child
     code = 1
     try:
         for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends its children
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:
             os._exit(1)

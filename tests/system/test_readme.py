@@ -14,6 +14,10 @@ ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = ROOT / "examples" / "sample.pcap.zst"
 
 
+#: Of commands that have several words.
+_LAST_WORDS = ("live", "record", "demo", "clean", "explain", "up", "down", "status", "top", "dump", "trace")
+
+
 def commands() -> list[str]:
     blocks = re.findall(r"```\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     lines = [line.split("  #")[0].strip() for block in blocks for line in block.splitlines()]
@@ -49,7 +53,7 @@ def test_classify_commands_run_as_printed(command: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("command", [c for c in commands() if "classify pcap" not in c])
 def test_other_commands_exist_with_their_options(command: str, tmp_path: Path) -> None:
     words = shlex.split(command)[1:]
-    depth = next((n for n, word in enumerate(words) if word in ("live", "record", "demo", "clean", "explain")), 0) + 1
+    depth = next((n for n, word in enumerate(words) if word in _LAST_WORDS), 0) + 1
     done = run([*words[:depth], "--help"], tmp_path)
     assert done.returncode == 0, done.stderr
     for option in (word for word in words if word.startswith("-")):

@@ -33,7 +33,9 @@ static __always_inline int to_controller(struct __sk_buff *skb, struct packet *p
 		event->vlan_tci = skb->vlan_tci;
 		if (length > EVENT_PACKET_BYTES)
 			length = EVENT_PACKET_BYTES;
-		if (length > 0 && bpf_skb_load_bytes(skb, 0, event->data, length) == 0) {
+		/* From 1 to EVENT_PACKET_BYTES in a way that the verifier of Linux 6.1 sees, too; a frame is never empty. */
+		length = ((length - 1) & (EVENT_PACKET_BYTES - 1)) + 1;
+		if (bpf_skb_load_bytes(skb, 0, event->data, length) == 0) {
 			bpf_ringbuf_submit(event, 0);
 			return TC_ACT_SHOT;
 		}
