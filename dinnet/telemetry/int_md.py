@@ -104,8 +104,8 @@ class Header:
         if first >> 28 != VERSION:
             raise TelemetryError(f"version {first >> 28} of INT-MD is not known, only {VERSION}")
         instructions, domain, asked, flags = (int.from_bytes(data[at : at + 2]) for at in (4, 6, 8, 10))
-        bits = (bool(first >> place & 1) for place in (27, 26, 25))
-        return cls(instructions, first >> 8 & 0x1F, first & 0xFF, *bits, domain, asked, flags)
+        discard, hops, mtu = (bool(first >> place & 1) for place in (27, 26, 25))
+        return cls(instructions, first >> 8 & 0x1F, first & 0xFF, discard, hops, mtu, domain, asked, flags)
 
 
 @dataclass(frozen=True)

@@ -121,12 +121,9 @@ class Individual:
         end = len(data) if length == _TO_THE_END else 4 + 4 * length
         if end > len(data) or length == _TO_THE_END > (end - 4) // 4:
             raise TelemetryError(f"a report of {length} words where {len(data) - 4} bytes are left")
-        found = {
-            "dropped": bool(flags & 0x80), "congested": bool(flags & 0x40), "tracked": bool(flags & 0x20),
-            "intermediate": bool(flags & 0x10),
-        }  # fmt: skip
+        dropped, congested, tracked, intermediate = (bool(flags & 0x80 >> place) for place in range(4))
         if report_type == ReportType.INNER_ONLY:
-            return cls(inner_type, data[4:end], report_type, **found), end
+            return cls(inner_type, data[4:end], report_type, dropped, congested, tracked, intermediate), end
         start = 4 + 4 * (_MAIN_WORDS + metadata_words)
         if start > end:
             raise TelemetryError(f"{metadata_words} words of metadata in a report of {length} words")
@@ -141,9 +138,10 @@ class Individual:
         if present & 0x8000:
             raw = raw[4:]
         metadata = Metadata.decode(raw, present & _SHARED)
+        domain_metadata = data[12 + own : start]
         return cls(
-            inner_type, data[start:end], report_type, present=present, metadata=metadata, drop=drop, domain=domain,
-            domain_bits=domain_bits, domain_status=status, domain_metadata=data[12 + own : start], **found,
+            inner_type, data[start:end], report_type, dropped, congested, tracked, intermediate, present, metadata,
+            drop, domain, domain_bits, status, domain_metadata,
         ), end  # fmt: skip
 
     def tlvs(self) -> tuple[Tlv, ...]:
