@@ -114,9 +114,9 @@ class Individual:
         if len(data) < 4:
             raise TelemetryError(f"{len(data)} bytes are too few for a report's header")
         report_type, inner_type, length, metadata_words, flags = data[0] >> 4, data[0] & 15, *data[1:4]
-        if report_type not in iter(ReportType):
+        if report_type > ReportType.INT:
             raise TelemetryError(f"report type {report_type} is not known")
-        if inner_type not in iter(InnerType):
+        if inner_type > InnerType.IPV6:
             raise TelemetryError(f"inner type {inner_type} is not known")
         end = len(data) if length == _TO_THE_END else 4 + 4 * length
         if end > len(data) or length == _TO_THE_END > (end - 4) // 4:
