@@ -7,21 +7,22 @@
 #include "parse.h"
 
 /* Ternary: one exact lookup for each combination of masks in use, in the order of the best entry behind it. */
-static __always_inline void select_slice(struct packet *p)
+static __always_inline struct select_entry *find_best(struct packet *p, void *lists, void *table,
+						      struct select_fields *key)
 {
 	struct select_entry *best = 0;
 	__u32 best_priority = 0, zero = 0;
-	void *masks = bpf_map_lookup_elem(&select_masks, &zero);
+	void *masks = bpf_map_lookup_elem(lists, &zero);
 
 	if (!masks)
-		return;
+		return 0;
 	for (__u32 i = 0; i < MAX_MASKS; i++) {
 		__u32 index = i;
 		struct select_mask *mask = bpf_map_lookup_elem(masks, &index);
 
 		if (!mask || mask->best_priority <= best_priority)
 			break; /* 0 behind the last one */
-		struct select_fields key = {
+		*key = (struct select_fields){
 			.src_hi = p->src_hi & mask->fields.src_hi,
 			.src_lo = p->src_lo & mask->fields.src_lo,
 			.dst_hi = p->dst_hi & mask->fields.dst_hi,
@@ -33,13 +34,21 @@ static __always_inline void select_slice(struct packet *p)
 			.proto = p->proto & mask->fields.proto,
 			.mask_id = mask->fields.mask_id,
 		};
-		struct select_entry *entry = bpf_map_lookup_elem(&slice_select, &key);
+		struct select_entry *entry = bpf_map_lookup_elem(table, key);
 
 		if (entry && entry->priority > best_priority) {
 			best = entry;
 			best_priority = entry->priority;
 		}
 	}
+	return best;
+}
+
+static __always_inline void select_slice(struct packet *p)
+{
+	struct select_fields key;
+	struct select_entry *best = find_best(p, &select_masks, &slice_select, &key);
+
 	if (best) {
 		p->slice = best->slice & (SLICES - 1);
 		p->tc = best->tc & (TRAFFIC_CLASSES - 1);
