@@ -261,7 +261,7 @@ class Ternary(Generic[E]):
                 stray.append(key)
                 continue
             match = Match(*zip(_unpack(key), masks_of.masks, strict=True))
-            rest = (int(value[name]) for name in self._entry._fields[1:] if name != "priority")
+            rest: list[int] = [int(value[name]) for name in self._entry._fields[2:]]
             entry = self._entry._make((match, int(value["priority"]), *rest))
             self._add(entry, masks_of, int(value["state"]))
             cells.append(int(value["state"]))
