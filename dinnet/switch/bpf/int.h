@@ -133,16 +133,31 @@ static __always_inline __u32 tell(__be32 *words, __u16 bits, struct packet *p, _
 	return n & 15;
 }
 
+/* Tags in the frame keep the kernel from making room behind them: have it forget them, and write them anew. */
+static __always_inline int settle_tags(struct __sk_buff *skb, struct packet *p, struct int_scratch *s)
+{
+	__u32 taken_out = skb->vlan_present, type = skb->vlan_proto, tci = skb->vlan_tci, size = p->l3;
+
+	if (size <= ETHERNET_BYTES || size > ETHERNET_BYTES + 8 || bpf_skb_load_bytes(skb, 0, s->moved, size))
+		return -1;
+	bpf_skb_vlan_pop(skb);
+	if (skb->vlan_present)
+		bpf_skb_vlan_pop(skb);
+	if (bpf_skb_change_head(skb, size - ETHERNET_BYTES, 0) || bpf_skb_store_bytes(skb, 0, s->moved, size, 0))
+		return -1;
+	return taken_out ? bpf_skb_vlan_push(skb, type, tci) : 0;
+}
+
 /* Make room, or with a negative number close it, `kept` bytes behind the beginning of the transport header. The kernel
- * does that behind an IP header without options in a frame without tags: move what else is in front of the place. */
+ * does that behind an IP header without options: move what else is in front of the place. */
 static __always_inline int resize(struct __sk_buff *skb, struct packet *p, struct int_scratch *s, __s32 bytes, __u32 kept)
 {
-	__u32 place = ETHERNET_BYTES + (p->version == 4 ? 20 : 40);
+	__u32 place = p->l3 + (p->version == 4 ? 20 : 40);
 	__u32 moved = p->l4 + kept - place;
 
-	if (moved > 96)
+	if ((skb->protocol == bpf_htons(ETH_VLAN) || skb->protocol == bpf_htons(ETH_QINQ)) && settle_tags(skb, p, s))
 		return -1;
-	if (moved && bpf_skb_load_bytes(skb, place, s->moved, moved))
+	if (moved > 96 || (moved && bpf_skb_load_bytes(skb, place, s->moved, moved)))
 		return -1;
 	if (bytes < 0 && moved && bpf_skb_store_bytes(skb, place - bytes, s->moved, moved, 0))
 		return -1;
