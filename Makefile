@@ -2,13 +2,14 @@
 # make test   all tests
 # make check  linter, formatter, types
 # make bpf    compile the embedded switch's eBPF object again (needs clang and libbpf's headers)
+# make p4     compile the P4 program again (needs p4c)
 # make bench  all benchmarks, appended to benchmarks/results.csv
 VENV ?= .venv
 PY := $(VENV)/bin/python
 # Debian keeps ip, ethtool and tcpdump where PATH does not lead after a plain su.
 export PATH := $(PATH):/usr/sbin:/sbin
 
-.PHONY: demo test check bpf bench clean
+.PHONY: demo test check bpf p4 bench clean
 
 demo:
 	@scripts/setup.sh demo
@@ -28,6 +29,10 @@ check:
 bpf:
 	@scripts/setup.sh test
 	@$(PY) -m dinnet.switch.build
+
+p4:
+	@scripts/setup.sh test
+	@$(PY) -m dinnet.dataplane.p4build
 
 bench:
 	@scripts/setup.sh test

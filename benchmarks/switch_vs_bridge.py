@@ -202,7 +202,7 @@ def main() -> None:
         notes = ["Cost of a packet in the switch's own program, from test runs:"]
         for size in SIZES:
             notes += stages(size)
-        notes.append("Not measured: BMv2, which takes packets from sockets and no faster than about 60,000 a second.")
+        notes.append("Not measured: BMv2, for which the compiled P4 program is not there yet.")
     except (DinnetError, ImportError) as error:
         cannot_run(str(error))
     report(figures, notes)

@@ -16,11 +16,11 @@
 #include "include/mark.p4"
 #include "include/records.p4"
 
-control VerifyChecksum(inout headers_t hdr, inout metadata_t meta) {
+control VerifyNothing(inout headers_t hdr, inout metadata_t meta) {
     apply {}  // a wrong IPv4 checksum stays wrong all the way: whoever receives the packet sees that it was damaged
 }
 
-control Ingress(inout headers_t hdr, inout metadata_t meta, inout standard_metadata_t std) {
+control DinnetIngress(inout headers_t hdr, inout metadata_t meta, inout standard_metadata_t std) {
     Forward() forward;
     Classify() classify;
     Meters() meters;
@@ -91,7 +91,7 @@ control Ingress(inout headers_t hdr, inout metadata_t meta, inout standard_metad
     }
 }
 
-control Egress(inout headers_t hdr, inout metadata_t meta, inout standard_metadata_t std) {
+control DinnetEgress(inout headers_t hdr, inout metadata_t meta, inout standard_metadata_t std) {
     apply {
         if (std.mcast_grp != 0 && std.egress_port == std.ingress_port) {
             mark_to_drop(std);  // a flooded packet does not go back to where it came from
@@ -103,8 +103,8 @@ control Egress(inout headers_t hdr, inout metadata_t meta, inout standard_metada
     }
 }
 
-control ComputeChecksum(inout headers_t hdr, inout metadata_t meta) {
+control ComputeNothing(inout headers_t hdr, inout metadata_t meta) {
     apply {}  // changed where the bytes are changed: see Mark and Forward
 }
 
-V1Switch(PacketParser(), VerifyChecksum(), Ingress(), Egress(), ComputeChecksum(), Deparser()) main;
+V1Switch(PacketParser(), VerifyNothing(), DinnetIngress(), DinnetEgress(), ComputeNothing(), PacketDeparser()) main;

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from dinnet.switch.attach import Switch
     from dinnet.switch.config import SwitchConfig
     from dinnet.switch.snapshot import Snapshot
+    from dinnet.switch.target import Pipeline
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 
@@ -91,13 +92,25 @@ def _serve(switch: Switch, description: SwitchConfig) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, ended.set)
-        async with serving(EbpfTarget(switch), options) as server:
+        target = EbpfTarget(switch)
+        if target.running() is None:
+            target.load(_pipeline(), keep=False)
+        async with serving(target, options) as server:
             tell(f"dinnet: P4Runtime on {server.address}, device {description.device_id}; Ctrl-C ends the server")
             await ended.wait()
 
     asyncio.run(run())
     down_command = f"dinnet switch down{f' --netns {description.netns}' if description.netns else ''}"
     tell(f"dinnet: the server has ended; the switch goes on forwarding ({down_command} takes it away)")
+
+
+def _pipeline() -> Pipeline:
+    """What the switch runs from the start, so that clients can read before they set anything."""
+    from dinnet.dataplane.program import dinnet_program
+    from dinnet.switch.target import Pipeline
+
+    program = dinnet_program()
+    return Pipeline(program.info, program.message.SerializeToString(), program.device_config, program.cookie)
 
 
 @app.command()

@@ -94,7 +94,7 @@ struct flow_record_t {
     bit<12> inner_vlan;
     bit<8> proto;
     bit<4> ip_version;
-    end_t end;
+    bit<8> end;  // an end_t: BMv2's server takes no enums in digests
     bit<1> syn_seen;
     port_t ingress_port;
     bit<8> splt_rev;

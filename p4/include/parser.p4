@@ -181,7 +181,7 @@ parser PacketParser(packet_in packet, out headers_t hdr, inout metadata_t meta, 
     }
 }
 
-control Deparser(packet_out packet, in headers_t hdr) {
+control PacketDeparser(packet_out packet, in headers_t hdr) {
     apply {
         packet.emit(hdr.packet_in);
         packet.emit(hdr.ethernet);

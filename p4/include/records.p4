@@ -123,6 +123,7 @@ control FlowRecords(inout headers_t hdr, inout metadata_t meta, inout standard_m
     endpoint_t high;
     bit<56> rest;
     bit<1> is_swapped;
+    bool is_due;      // meta.record is to be sent
 
     // Copy the record in `slot` to where the digest is made of.
     action emit(end_t end) {
@@ -142,7 +143,7 @@ control FlowRecords(inout headers_t hdr, inout metadata_t meta, inout standard_m
         meta.record.ip_version = key[47:44];
         meta.record.vlan = key[43:32];
         meta.record.inner_vlan = key[31:20];
-        meta.record.end = end;
+        meta.record.end = (bit<8>) end;
         meta.record.ingress_port = std.ingress_port;
         first_us.read(meta.record.first_us, slot);
         bit<48> last;
@@ -162,7 +163,7 @@ control FlowRecords(inout headers_t hdr, inout metadata_t meta, inout standard_m
         FETCH(len_min) FETCH(len_max) FETCH(iat_min_us) FETCH(iat_max_us) FETCH(window_min)
         FETCH(syn) FETCH(fin) FETCH(rst) FETCH(psh) FETCH(ack) FETCH(pure_ack) FETCH(full_segments)
         FETCH(bursts) FETCH(turn_delay_max_us) FETCH(turn_delay_sum_us)
-        digest<flow_record_t>(1, meta.record);
+        is_due = true;
     }
 
     // Begin a new record in `slot`, keeping key and direction.
@@ -189,6 +190,7 @@ control FlowRecords(inout headers_t hdr, inout metadata_t meta, inout standard_m
     }
 
     apply {
+        is_due = false;
         // The place of this packet's flow.
         endpoint_t source = meta.src ++ meta.sport;
         endpoint_t target = meta.dst ++ meta.dport;
@@ -427,6 +429,10 @@ control FlowRecords(inout headers_t hdr, inout metadata_t meta, inout standard_m
                 next_checkpoint.write(slot, count < LAST_FIXED_CHECKPOINT ? count << 1 : count + CHECKPOINT_STEP);
                 emit(end_t.LIVE);
             }
+        }
+        if (is_due) {
+            // In one place only: each place would be a digest of its own to BMv2, and only one of them configured.
+            digest<flow_record_t>(1, meta.record);
         }
     }
 }

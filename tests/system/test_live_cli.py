@@ -56,7 +56,8 @@ class Program:
 
     def __init__(self, stack: ExitStack, *arguments: str, stdout: int = subprocess.PIPE) -> None:
         command = [sys.executable, "-c", _PROGRAM, "classify", "live", *arguments]
-        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+        # On a dumb terminal, such as many builds run on, only the table at the end is shown.
+        environment = {**os.environ, "TERM": "xterm-256color", "PYTHONPATH": str(Path(__file__).parents[2])}
         self.process = stack.enter_context(
             subprocess.Popen(command, stdout=stdout, stderr=subprocess.PIPE, text=True, env=environment)
         )

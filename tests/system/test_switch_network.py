@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import signal
 import socket
@@ -19,6 +20,7 @@ from switchkit import HOSTS, MACS, SWITCH, exchange, wired
 from dinnet.errors import DinnetError
 from dinnet.switch.attach import PortConfig, Switch, attached, take_down
 from dinnet.switch.datapath import Action, Forward, Sizes
+from dinnet.switch.libbpf import library
 
 pytest.importorskip("pyroute2", reason="needs pyroute2, which attaches the switch")
 pytestmark = [switchkit.needs_bpf, pytest.mark.root]
@@ -38,8 +40,10 @@ def tc(*arguments: str) -> str:
 
 
 def has_program(number: int) -> bool:
-    shown = subprocess.run(["bpftool", "prog", "show", "id", str(number)], check=False, capture_output=True)
-    return shown.returncode == 0
+    fd = library().bpf_prog_get_fd_by_id(number)
+    if fd >= 0:
+        os.close(fd)
+    return bool(fd >= 0)
 
 
 def connect(switch: Switch) -> None:

@@ -13,6 +13,7 @@
 
 #include "../../../p4/include/sizes.p4"
 
+#define PACKET_OUT_BYTES 2 /* P4 counts the header of the controller's packets with the frame */
 #define MAX_GROUP_PORTS 64
 #define MAX_MASKS 64	 /* combinations of masks in slice_select */
 #define EXCEED_DEFAULT 64

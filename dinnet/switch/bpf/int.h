@@ -71,7 +71,6 @@ struct report {
 
 /* What would need too much of the stack. */
 struct int_scratch {
-	struct select_fields key;
 	struct report request;
 	__u8 moved[128];
 	__u8 taken[1280];
@@ -89,16 +88,27 @@ static __always_inline int is_watching(struct packet *p)
 	void *masks = bpf_map_lookup_elem(&int_masks, &zero);
 	struct select_mask *first = masks ? bpf_map_lookup_elem(masks, &zero) : 0;
 
-	return first && first->best_priority && p->version && p->ingress_port != CPU_PORT;
+	return first && first->best_priority && p->version;
 }
 
-static __always_inline struct watch_entry *find_watch(struct packet *p, struct int_scratch *s)
+/* Whether the watch list wants something of the packet: into p->watch. Global for the reason that select_slice is. */
+__noinline int find_watch(struct packet *p)
 {
-	struct watch_entry *found = (struct watch_entry *)find_best(p, &int_masks, &int_source, &s->key);
+	struct watch_entry *found = p ? (struct watch_entry *)find_best(p, &int_masks, &int_source) : 0;
 
-	if (found)
-		count(&int_watch_state, found->state, p->frame_bytes);
-	return found && found->action != WATCH_NONE ? found : 0;
+	if (!found)
+		return WATCH_NONE;
+	count(&int_watch_state, found->state, p->frame_bytes);
+	p->watch = found->action;
+	p->watch_hops = found->hops;
+	p->watch_instructions = found->instructions;
+	return found->action;
+}
+
+/* Whether INT has anything to do with a packet. */
+static __always_inline int is_telemetry(struct packet *p)
+{
+	return p->ingress_port != CPU_PORT && (p->int_bytes || (is_watching(p) && find_watch(p) != WATCH_NONE));
 }
 
 static __always_inline __u32 words_of(__u16 bits)
@@ -387,11 +397,11 @@ static __always_inline void pass(struct __sk_buff *skb, struct packet *p, struct
 }
 
 static __always_inline void begin(struct __sk_buff *skb, struct packet *p, struct int_scratch *s, struct int_node *node,
-				  __u16 port, struct watch_entry *watch)
+				  __u16 port)
 {
 	struct int_headers *h = &s->headers;
-	__u16 bits = watch->instructions & BITS_KNOWN;
-	__u32 words = words_of(bits), added = watch->hops ? words : 0;
+	__u16 bits = p->watch_instructions & BITS_KNOWN;
+	__u32 words = words_of(bits), added = p->watch_hops ? words : 0;
 	__u8 flags = 0;
 
 	if (!p->plain || (p->proto != 6 && p->proto != 17) || skb->gso_size) {
@@ -417,7 +427,7 @@ static __always_inline void begin(struct __sk_buff *skb, struct packet *p, struc
 	h->udp.destination = bpf_htons(int_port);
 	h->udp.length = bpf_htons(p->l4_bytes + bytes);
 	h->version_flags = 2 << 4 | flags;
-	h->remaining = watch->hops - (added != 0);
+	h->remaining = p->watch_hops - (added != 0);
 	h->instructions = bpf_htons(bits);
 	tell(s->metadata, bits, p, node->node_id, port);
 	write_int(skb, p, s, added);
@@ -433,17 +443,14 @@ __noinline int send_with_int(struct __sk_buff *skb, struct packet *p, __u32 port
 	__u32 zero = 0;
 	struct int_scratch *s = bpf_map_lookup_elem(&int_scratch, &zero);
 	struct int_node *node = bpf_map_lookup_elem(&int_node, &port);
-	struct watch_entry *watch = 0;
 
 	if (!p || !s)
 		return TC_ACT_SHOT;
 	struct report *report = &s->request;
 
 	*report = (struct report){.port = port, .flags = REPORT_TRACKED};
-	if (!p->int_bytes)
-		watch = find_watch(p, s);
 	if (!node || !node->valid) {
-		if (watch)
+		if (!p->int_bytes)
 			count(&int_events, INT_UNFIT, p->frame_bytes);
 		return bpf_redirect(device, 0);
 	}
@@ -464,13 +471,11 @@ __noinline int send_with_int(struct __sk_buff *skb, struct packet *p, __u32 port
 	} else if (p->int_bytes) {
 		pass(skb, p, s, node, port);
 		return bpf_redirect(device, 0);
-	} else if (!watch) {
-		return bpf_redirect(device, 0);
-	} else if (watch->action == WATCH_MD && !node->is_sink) {
-		begin(skb, p, s, node, port, watch);
+	} else if (p->watch == WATCH_MD && !node->is_sink) {
+		begin(skb, p, s, node, port);
 		return bpf_redirect(device, 0);
 	} else {
-		report->bits = watch->instructions & BITS_TOLD; /* source and sink in one: nothing needs to be put in */
+		report->bits = p->watch_instructions & BITS_TOLD; /* source and sink in one: nothing needs to be put in */
 	}
 	if (bpf_clone_redirect(skb, device, 0) == ERROR_NO_MEMORY) {
 		count(&int_events, INT_REPORT_LOST, p->frame_bytes);
@@ -487,17 +492,16 @@ __noinline int drop_with_int(struct __sk_buff *skb, struct packet *p, __u32 reas
 
 	if (!p || !s)
 		return TC_ACT_SHOT;
-	struct watch_entry *watch = p->int_bytes ? 0 : find_watch(p, s);
 	__u32 port = p->ingress_port;
 	struct int_node *node = bpf_map_lookup_elem(&int_node, &port);
 
-	if (!node || !node->valid || (!watch && !p->int_bytes))
+	if (!node || !node->valid)
 		return TC_ACT_SHOT;
 	struct report *report = &s->request;
 
 	*report = (struct report){.node_id = node->node_id, .port = UNKNOWN_PORT, .reason = reason};
 	report->flags = REPORT_DROPPED | REPORT_TRACKED;
-	report->bits = ((watch ? watch->instructions : BIT_PORTS) & BITS_TOLD & ~BIT_QUEUE) | BIT_DROP_REASON;
+	report->bits = ((p->int_bytes ? BIT_PORTS : p->watch_instructions) & BITS_TOLD & ~BIT_QUEUE) | BIT_DROP_REASON;
 	return send_report(skb, p, s, report);
 }
 

@@ -34,6 +34,8 @@ struct packet {
 	__u8 plain; /* neither a fragment nor with extension headers */
 	/* the decision */
 	__u8 slice, tc, colour;
+	__u8 watch, watch_hops; /* enum watch_action, and with it */
+	__u16 watch_instructions;
 };
 
 struct ipv4_header {

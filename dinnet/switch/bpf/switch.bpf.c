@@ -18,7 +18,7 @@ static __always_inline int drop(struct __sk_buff *skb, struct packet *p, enum dr
 {
 	skb->cb[SHOWN_WAY] = (__u32)reason << 24;
 	count(&drops, reason, p->frame_bytes);
-	if (reason != DROP_MALFORMED && (p->int_bytes || is_watching(p)))
+	if (reason != DROP_MALFORMED && is_telemetry(p))
 		return drop_with_int(skb, p, reason);
 	return TC_ACT_SHOT;
 }
@@ -36,7 +36,9 @@ static __always_inline int to_controller(struct __sk_buff *skb, struct packet *p
 		event->vlan_tci = skb->vlan_tci;
 		if (length > EVENT_PACKET_BYTES)
 			length = EVENT_PACKET_BYTES;
-		if (length > 0 && bpf_skb_load_bytes(skb, 0, event->data, length) == 0) {
+		/* From 1 to EVENT_PACKET_BYTES in a way that the verifier of Linux 6.1 sees, too; a frame is never empty. */
+		length = ((length - 1) & (EVENT_PACKET_BYTES - 1)) + 1;
+		if (bpf_skb_load_bytes(skb, 0, event->data, length) == 0) {
 			bpf_ringbuf_submit(event, 0);
 			return TC_ACT_SHOT;
 		}
@@ -52,7 +54,7 @@ static __always_inline int to_port(struct __sk_buff *skb, struct packet *p, __u3
 
 	if (!device || !*device)
 		return drop(skb, p, DROP_NO_ROUTE);
-	if (p->int_bytes || is_watching(p))
+	if (is_telemetry(p))
 		return send_with_int(skb, p, port, *device);
 	return bpf_redirect(*device, 0);
 }
@@ -183,6 +185,8 @@ int ingress(struct __sk_buff *skb)
 	skb->cb[SHOWN_WAY] = skb->cb[SHOWN_MARK] = skb->cb[SHOWN_MICROFLOW] = 0;
 	p.ingress_port = config->port;
 	p.frame_bytes = skb->len + (skb->vlan_present ? 4 : 0);
+	if (p.ingress_port == CPU_PORT)
+		p.frame_bytes += PACKET_OUT_BYTES;
 	p.now_ns = packet_clock ? skb->tstamp : bpf_ktime_get_ns();
 	if (parse(skb, &p)) {
 		count(&parsed, PARSED_MALFORMED, p.frame_bytes);

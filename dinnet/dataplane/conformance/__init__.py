@@ -1,0 +1,1 @@
+"""Golden vectors: packets and table states in, packets, digests and counters out, the same on every switch."""
