@@ -21,12 +21,13 @@ from dinnet.switch.bpfobject import Object, Program, RingBuffer
 from dinnet.switch.build import OBJECT
 from dinnet.switch.libbpf import BpfError
 from dinnet.switch.microflows import Microflows
-from dinnet.switch.sliceselect import SliceSelect
+from dinnet.switch.sliceselect import Selected, Ternary, Watched
 from dinnet.switch.tokens import Rates, meters, rates_of
 
 _TABLES: Final = (
     "forward_v4", "forward_v6", "forward_l2", "forward_default", "groups", "exceed", "dscp_to_mark", "mark_to_dscp",
-    "slice_meter", "flow_sets", "drops", "parsed", "marked", "exceeded", "flow_collisions", "lost_events",
+    "slice_meter", "flow_sets", "drops", "parsed", "marked", "exceeded", "flow_collisions", "lost_events", "int_node",
+    "int_collector", "int_sequence", "int_events",
 )  # fmt: skip
 PROGRAM: Final = "ingress"
 MARKS: Final = 64  # slice << 2 | traffic class
@@ -111,6 +112,42 @@ class Alternate(NamedTuple):
     dst: int = 0
 
 
+class IntEvent(IntEnum):
+    """enum int_event: cells of the counter of what INT did."""
+
+    BEGUN = 0
+    ADDED = 1
+    ENDED = 2
+    REPORTED = 3
+    UNFIT = 4
+    NO_ROOM = 5
+    MTU = 6
+    HOPS = 7
+    FOREIGN = 8
+    DISCARDED = 9
+    REPORT_LOST = 10
+
+
+class IntNode(NamedTuple):
+    """What the switch is to INT packets that leave by a port."""
+
+    node_id: int
+    is_sink: bool = False
+    mtu: int = 1500  # of IP packets on the link
+
+
+class Collector(NamedTuple):
+    """Where telemetry reports go. Ethernet and IPv4 addresses are numbers."""
+
+    port: int  # that they leave by
+    src_mac: int
+    dst_mac: int
+    src: int
+    dst: int
+    sport: int
+    dport: int
+
+
 class Port(NamedTuple):
     """A port and the interface behind it."""
 
@@ -159,9 +196,9 @@ class Datapath:
             raise BpfError(f"BPF program {program.id} is not dinnet's switch")
         maps = self._maps
         self.microflows = Microflows(maps["microflow"], maps["microflow_state"], maps["microflow_meter"])
-        self.slice_select = SliceSelect(
-            maps["slice_select"], maps["select_masks"], maps["select_state"], program.btf.dtype("select_mask")
-        )
+        layout = program.btf.dtype("select_mask")
+        self.slice_select = Ternary(Selected, maps["slice_select"], maps["select_masks"], maps["select_state"], layout)
+        self.int_source = Ternary(Watched, maps["int_source"], maps["int_masks"], maps["int_watch_state"], layout)
 
     @classmethod
     def load(cls, sizes: Sizes | None = None, *, packet_clock: bool = False) -> Self:
@@ -228,6 +265,7 @@ class Datapath:
     def close(self) -> None:
         """Let go of it."""
         self.slice_select.close()
+        self.int_source.close()
         self.program.close()
 
     # Ports.
@@ -349,6 +387,24 @@ class Datapath:
         """The reverse of `set_slice_meters`."""
         return rates_of(self._maps["slice_meter"].get(np.arange(first, first + count))[0])
 
+    # In-band network telemetry. The watch list is `int_source`.
+
+    def set_int_node(self, port: int, node: IntNode | None) -> None:
+        """Set what the switch is to INT packets that leave by a port; None: nothing, they pass as they are."""
+        self._write("int_node", port, int_node_value(node) if node else (0, 0, 0, 0))
+
+    def set_collector(self, collector: Collector | None) -> None:
+        """Set where reports go; None: none are made."""
+        if collector is None:
+            self._maps["int_collector"].delete(np.zeros(1))
+        else:
+            self._write("int_collector", 0, collector_value(collector))
+
+    def int_events(self) -> dict[IntEvent, Cell]:
+        """What INT did, and could not do."""
+        cells = self.counters("int_events")
+        return {event: _cell(cells[event]) for event in IntEvent}
+
     # Counters.
 
     def counters(self, name: str) -> NDArray[Any]:
@@ -447,6 +503,7 @@ class Datapath:
         """Empty all tables, counters and records; ports and queues stay."""
         self.microflows.clear()
         self.slice_select.clear()
+        self.int_source.clear()
         for name in _TABLES:
             self._maps[name].clear()
 
@@ -484,6 +541,17 @@ def build_id() -> int:
 def default_queues() -> dict[int, int]:
     """HTB class 1:(0x10 + slice * 4 + tc) for each mark."""
     return {mark: 1 << 16 | 0x10 + mark for mark in range(MARKS)}
+
+
+def int_node_value(node: IntNode) -> tuple[int, ...]:
+    """Struct int_node."""
+    return node.node_id, node.mtu, node.is_sink, 1
+
+
+def collector_value(to: Collector) -> tuple[Any, ...]:
+    """Struct int_collector."""
+    addresses = (int.from_bytes(number.to_bytes(4), "little") for number in (to.src, to.dst))
+    return _mac(to.dst_mac), _mac(to.src_mac), *addresses, to.sport, to.dport, to.port, 0
 
 
 def _packet_in(data: bytes) -> PacketIn:

@@ -1,10 +1,11 @@
-"""The ternary table slice_select: one exact table for each combination of masks (tuple space search)."""
+"""The ternary tables slice_select and int_source: an exact table for each combination of masks (tuple space search)."""
 
 from __future__ import annotations
 
 import errno
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from enum import IntEnum
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,12 +31,33 @@ class Match(NamedTuple):
 
 
 class Selected(NamedTuple):
-    """An entry: the highest priority wins."""
+    """An entry of slice_select: the highest priority wins."""
 
     match: Match
     priority: int
     slice: int
     tc: int
+
+
+class Watch(IntEnum):
+    """enum watch_action"""
+
+    NONE = 0
+    MD = 1
+    XD = 2
+
+
+class Watched(NamedTuple):
+    """An entry of int_source: the highest priority wins."""
+
+    match: Match
+    priority: int
+    action: Watch
+    hops: int = 0  # that may add metadata
+    instructions: int = 0  # the bitmap of INT 2.1, section 5.8
+
+
+E = TypeVar("E", Selected, Watched)
 
 
 class _Masks(NamedTuple):
@@ -48,17 +70,18 @@ class _Masks(NamedTuple):
 _Key = tuple[Match, int]
 
 
-class SliceSelect:
+class Ternary(Generic[E]):
     """Entries are told apart by match and priority. Results are error numbers, 0 where it worked."""
 
-    def __init__(self, table: Map, masks: Map, state: Map, layout: np.dtype[Any]) -> None:
-        """`layout` is that of struct select_mask."""
+    def __init__(self, entry: type[E], table: Map, masks: Map, state: Map, layout: np.dtype[Any]) -> None:
+        """`layout` is that of struct select_mask; `entry` names the fields of a value behind priority and cell."""
+        self._entry: type[E] = entry
         self._table = table
         self._lists = masks
         self._state = state
         fd = check(library().bpf_map_get_fd_by_id(int(masks.get(_ZERO)[0][0])), "cannot get the list of masks")
         self._list = Map(fd, np.dtype("u4"), layout)
-        self._entries: dict[_Key, tuple[Selected, _Masks, int]] = {}  # with masks and cell
+        self._entries: dict[_Key, tuple[E, _Masks, int]] = {}  # with masks and cell
         self._ids: dict[_Masks, int] = {}
         self._used: dict[_Masks, dict[tuple[int, ...], int]] = {}  # masks -> masked values -> priority
         self._published: list[tuple[_Masks, int]] = []
@@ -69,7 +92,7 @@ class SliceSelect:
         """Let go of what it opened."""
         self._list.close()
 
-    def insert(self, entries: Sequence[Selected]) -> list[int]:
+    def insert(self, entries: Sequence[E]) -> list[int]:
         """Add entries: EEXIST where there is one, ENOSPC where there is no room for it or for its masks."""
         codes, new = [], []
         for entry in entries:
@@ -90,8 +113,8 @@ class SliceSelect:
         self._write(new, Put.ANY)
         return codes
 
-    def modify(self, entries: Sequence[Selected]) -> list[int]:
-        """Change slice and tc; counters stay. ENOENT: not there."""
+    def modify(self, entries: Sequence[E]) -> list[int]:
+        """Change what entries do; counters stay. ENOENT: not there."""
         codes, changed = [], []
         for entry in entries:
             key = _normal(entry.match), entry.priority
@@ -126,11 +149,11 @@ class SliceSelect:
         self._cells.give_back(np.array(cells, np.uint32))
         return codes
 
-    def entries(self) -> list[Selected]:
+    def entries(self) -> list[E]:
         """All entries."""
         return [entry for entry, _, _ in self._entries.values()]
 
-    def find(self, match: Match, priority: int) -> Selected | None:
+    def find(self, match: Match, priority: int) -> E | None:
         """An entry by match and priority."""
         found = self._entries.get((_normal(match), priority))
         return found[0] if found else None
@@ -174,7 +197,7 @@ class SliceSelect:
             self._used[place] = {}
         return place
 
-    def _add(self, entry: Selected, masks: _Masks, cell: int) -> None:
+    def _add(self, entry: E, masks: _Masks, cell: int) -> None:
         self._entries[entry.match, entry.priority] = entry, masks, cell
         self._used[masks][_values(entry.match)] = entry.priority
 
@@ -208,9 +231,11 @@ class SliceSelect:
         for number, key in enumerate(keys):
             entry, masks, cell = self._entries[key]
             encoded.append(self._encode_key(key[0], masks))
-            values[number] = (entry.priority, cell, entry.slice, entry.tc, 0)
+            values[number]["priority"], values[number]["state"] = entry.priority, cell
+            for name in entry._fields[2:]:
+                values[number][name] = getattr(entry, name)
         for code in self._table.put_each(np.concatenate(encoded), values, when):
-            check(-code, "cannot write to slice_select")
+            check(-code, f"cannot write to {self._table.name}")
 
     def _encode_key(self, match: Match, masks: _Masks) -> NDArray[Any]:
         return np.array([_fields(_values(match), self._ids[masks])], self._table.key)
@@ -236,7 +261,8 @@ class SliceSelect:
                 stray.append(key)
                 continue
             match = Match(*zip(_unpack(key), masks_of.masks, strict=True))
-            entry = Selected(match, int(value["priority"]), int(value["slice"]), int(value["tc"]))
+            rest: list[int] = [int(value[name]) for name in self._entry._fields[2:]]
+            entry = self._entry._make((match, int(value["priority"]), *rest))
             self._add(entry, masks_of, int(value["state"]))
             cells.append(int(value["state"]))
         if stray:

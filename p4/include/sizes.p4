@@ -14,6 +14,10 @@
 #define ROUTES 65536          // of IPv4, and as many of IPv6
 #define STATIONS 65536        // MAC addresses
 
+#define INT_SOURCES 1024      // entries of the watch list
+#define INT_PORT 4793         // UDP destination port that INT is told by (INT_TBD of the specification)
+#define INT_REPORT_BYTES 256  // of a packet without INT in a report, at most
+
 #define EXTENSIONS 8           // IPv6 extension headers that are looked behind
 
 #define FLOW_SLOTS 65536      // flow records under way

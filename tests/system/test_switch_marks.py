@@ -140,7 +140,7 @@ random_match = st.builds(Match, *[st.tuples(match_words, match_words)] * 7)
 def test_ternary_table_against_its_definition(
     module_bench: switchkit.Bench, entries: list[Any], removed: set[int], packets: list[Any]
 ) -> None:
-    from dinnet.switch.sliceselect import SliceSelect
+    from dinnet.switch.sliceselect import Ternary
 
     bench = module_bench
     bench.reset()
@@ -159,7 +159,7 @@ def test_ternary_table_against_its_definition(
             key = (tuple((v & m, m) for v, m in entry.match), entry.priority)
             assert select.delete([(entry.match, entry.priority)]) == [0 if table.pop(key, None) else errno.ENOENT]
     maps = [bench.datapath.table(name) for name in ("slice_select", "select_masks", "select_state")]
-    adopted = SliceSelect(*maps, bench.datapath.program.btf.dtype("select_mask"))
+    adopted = Ternary(Selected, *maps, bench.datapath.program.btf.dtype("select_mask"))
     assert {(e.match, e.priority, e.slice, e.tc) for e in adopted.entries()} == {
         (Match(*key[0]), e.priority, e.slice, e.tc) for key, e in table.items()
     }

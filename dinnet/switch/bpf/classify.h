@@ -6,18 +6,14 @@
 #include "meter.h"
 #include "parse.h"
 
-/* Ternary: one exact lookup for each combination of masks in use, in the order of the best entry behind it.
- *
- * A global function, which the verifier judges once and by itself: in line, the loop is more than that of Linux 6.1
- * goes through.
- */
-__noinline int select_slice(struct packet *p)
+/* Ternary: one exact lookup for each combination of masks in use, in the order of the best entry behind it. */
+static __always_inline struct select_entry *find_best(struct packet *p, void *lists, void *table)
 {
 	struct select_entry *best = 0;
 	__u32 best_priority = 0, zero = 0;
-	void *masks = bpf_map_lookup_elem(&select_masks, &zero);
+	void *masks = bpf_map_lookup_elem(lists, &zero);
 
-	if (!masks || !p)
+	if (!masks)
 		return 0;
 	for (__u32 i = 0; i < MAX_MASKS; i++) {
 		__u32 index = i;
@@ -37,13 +33,22 @@ __noinline int select_slice(struct packet *p)
 			.proto = p->proto & mask->fields.proto,
 			.mask_id = mask->fields.mask_id,
 		};
-		struct select_entry *entry = bpf_map_lookup_elem(&slice_select, &key);
+		struct select_entry *entry = bpf_map_lookup_elem(table, &key);
 
 		if (entry && entry->priority > best_priority) {
 			best = entry;
 			best_priority = entry->priority;
 		}
 	}
+	return best;
+}
+
+/* A global function, which the verifier judges once and by itself: in line, the loop is more than that of Linux 6.1
+ * goes through. */
+__noinline int select_slice(struct packet *p)
+{
+	struct select_entry *best = p ? find_best(p, &select_masks, &slice_select) : 0;
+
 	if (best) {
 		p->slice = best->slice & (SLICES - 1);
 		p->tc = best->tc & (TRAFFIC_CLASSES - 1);

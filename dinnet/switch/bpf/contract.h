@@ -99,6 +99,49 @@ struct select_entry {
 	__u16 pad;
 };
 
+enum watch_action { WATCH_NONE, WATCH_MD, WATCH_XD };
+
+/* Begins as struct select_entry does. */
+struct watch_entry {
+	__u32 priority;
+	__u32 state; /* cell of int_watch_state */
+	__u8 action; /* enum watch_action */
+	__u8 hops;   /* that may add metadata */
+	__u16 instructions;
+};
+
+/* What this switch is to INT packets that leave by a port. */
+struct int_node {
+	__u32 node_id;
+	__u16 mtu; /* of IP packets on the link */
+	__u8 is_sink;
+	__u8 valid;
+};
+
+struct int_collector {
+	__u8 dst_mac[6];
+	__u8 src_mac[6];
+	__be32 src, dst;
+	__u16 sport, dport;
+	__u16 port; /* that reports leave by */
+	__u16 pad;
+};
+
+enum int_event {
+	INT_BEGUN,	 /* source: header put in */
+	INT_ADDED,	 /* transit: metadata put in */
+	INT_ENDED,	 /* sink: everything taken out */
+	INT_REPORTED,
+	INT_UNFIT,	 /* watched, but cannot carry INT: fragment, extension header, protocol, segments to be cut yet */
+	INT_NO_ROOM,	 /* watched, but the header would exceed the MTU */
+	INT_MTU,	 /* M bit set */
+	INT_HOPS,	 /* E bit set */
+	INT_FOREIGN,	 /* transit: instructions that are not followed */
+	INT_DISCARDED,	 /* sink: D bit */
+	INT_REPORT_LOST, /* there is no collector, or the kernel refused */
+	INT_CELLS = 16
+};
+
 struct microflow_key {
 	__u64 src_hi, src_lo, dst_hi, dst_lo;
 	__u32 flow_label;

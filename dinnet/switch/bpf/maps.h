@@ -51,6 +51,20 @@ struct {
 TABLE(slice_select, BPF_MAP_TYPE_HASH, SLICE_SELECTS, struct select_fields, struct select_entry, BPF_F_NO_PREALLOC);
 COUNTERS(select_state, SLICE_SELECTS);
 
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__array(values, struct mask_list);
+} int_masks SEC(".maps") = {.values = {&no_masks}};
+
+TABLE(int_source, BPF_MAP_TYPE_HASH, INT_SOURCES, struct select_fields, struct watch_entry, BPF_F_NO_PREALLOC);
+COUNTERS(int_watch_state, INT_SOURCES);
+ARRAY(int_node, PORTS, struct int_node); /* by egress port */
+TABLE(int_collector, BPF_MAP_TYPE_HASH, 1, __u32, struct int_collector, BPF_F_NO_PREALLOC); /* 0 */
+ARRAY(int_sequence, 1, __u32);								    /* of the next report */
+COUNTERS(int_events, INT_CELLS);
+
 TABLE(microflow, BPF_MAP_TYPE_HASH, MICROFLOWS, struct microflow_key, struct microflow, BPF_F_NO_PREALLOC);
 ARRAY(microflow_state, MICROFLOWS, struct microflow_state);
 ARRAY(microflow_meter, MICROFLOWS, struct meter);
@@ -78,6 +92,7 @@ struct {
 const volatile __u64 build_id = 0; /* of the object file, so that a later process knows what it finds */
 const volatile __u64 hash_seed = 0;
 const volatile __u32 flow_set_mask = FLOW_SLOTS / FLOW_WAYS - 1;
+const volatile __u16 int_port = INT_PORT;
 const volatile __u8 packet_clock = 0; /* take the time from skb->tstamp: for replaying recorded packets */
 
 static __always_inline void count(void *counters, __u32 index, __u32 bytes)

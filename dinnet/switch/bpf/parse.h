@@ -27,10 +27,15 @@ struct packet {
 	__u16 ip_bytes, l4_bytes, payload_bytes, window;
 	__u16 ingress_port;
 	__u16 l3; /* offset of the IP header */
+	__u16 l4; /* of what follows it and its extensions; of INT's UDP header where there is one */
+	__u16 int_bytes; /* UDP header, shim, INT header and metadata that are between IP and the transport header */
 	__u8 version; /* 4, 6, or 0: no IP packet */
 	__u8 proto, tos, ttl, tcp_flags, has_tcp, later_fragment;
+	__u8 plain; /* neither a fragment nor with extension headers */
 	/* the decision */
 	__u8 slice, tc, colour;
+	__u8 watch, watch_hops; /* enum watch_action, and with it */
+	__u16 watch_instructions;
 };
 
 struct ipv4_header {
@@ -74,16 +79,67 @@ enum verdict { PARSE_OK, PARSE_MALFORMED };
 		bad_;                                                                              \
 	})
 
+struct udp_header {
+	__be16 source, destination, length, checksum;
+};
+
+#define SHIM_MD 0x18 /* INT-MD, and another transport header behind it */
+#define INT_HEADERS 24 /* UDP, shim, INT-MD header */
+
+/* What INT was put in front of, where it is there and whole; else the packet is like any other of UDP. */
+__noinline int parse_int(struct __sk_buff *skb, struct packet *p)
+{
+	struct {
+		__u8 kind, words, reserved, proto;
+	} shim;
+	struct tcp_header tcp;
+	struct udp_header udp;
+
+	if (!p || p->l4_bytes < INT_HEADERS)
+		return PARSE_OK;
+	if (COPY(skb, p->l4 + 8, shim))
+		return PARSE_MALFORMED;
+	__u16 bytes = 12 + shim.words * 4, header = 8;
+
+	if ((shim.kind & 0xfc) != SHIM_MD || shim.words < 3 || (shim.proto != 6 && shim.proto != 17) ||
+	    p->l4_bytes < bytes + (shim.proto == 6 ? 20 : 8))
+		return PARSE_OK;
+	if (shim.proto == 6) {
+		if (COPY(skb, p->l4 + bytes, tcp))
+			return PARSE_MALFORMED;
+		header = (tcp.offset >> 4) * 4;
+		if (header < 20 || p->l4_bytes < bytes + header)
+			return PARSE_OK;
+		p->sport = bpf_ntohs(tcp.sport);
+		p->dport = bpf_ntohs(tcp.dport);
+		p->seq = bpf_ntohl(tcp.seq);
+		p->ack = bpf_ntohl(tcp.ack);
+		p->window = bpf_ntohs(tcp.window);
+		p->tcp_flags = tcp.flags;
+		p->has_tcp = 1;
+	} else {
+		if (COPY(skb, p->l4 + bytes, udp))
+			return PARSE_MALFORMED;
+		p->sport = bpf_ntohs(udp.source);
+		p->dport = bpf_ntohs(udp.destination);
+	}
+	p->proto = shim.proto;
+	p->int_bytes = bytes;
+	p->ip_bytes -= bytes;
+	p->l4_bytes -= bytes;
+	p->payload_bytes = p->l4_bytes - header;
+	return PARSE_OK;
+}
+
 static __always_inline int parse_transport(struct __sk_buff *skb, struct packet *p, __u32 offset)
 {
 	struct tcp_header tcp;
+	struct udp_header udp;
 	struct {
 		__be16 source, destination;
 	} ports;
-	struct {
-		__be16 source, destination, length, checksum;
-	} udp;
 
+	p->l4 = offset;
 	p->payload_bytes = p->l4_bytes;
 	switch (p->proto) {
 	case 6:
@@ -108,6 +164,8 @@ static __always_inline int parse_transport(struct __sk_buff *skb, struct packet 
 		p->payload_bytes = p->l4_bytes - 8;
 		p->sport = bpf_ntohs(udp.source);
 		p->dport = bpf_ntohs(udp.destination);
+		if (p->dport == int_port && p->proto == 17 && p->plain && bpf_ntohs(udp.length) == p->l4_bytes)
+			return parse_int(skb, p);
 		return PARSE_OK;
 	case 33:
 	case 132:
@@ -196,7 +254,9 @@ static __always_inline int parse_ipv4(struct __sk_buff *skb, struct packet *p, _
 	p->ip_bytes = total;
 	p->l4_bytes = total - header;
 	p->later_fragment = (bpf_ntohs(ip.fragment) & 0x1fff) != 0;
+	p->plain = (bpf_ntohs(ip.fragment) & 0x3fff) == 0 && p->proto != 51;
 	offset += header;
+	p->l4 = offset;
 	if (p->later_fragment)
 		return PARSE_OK;
 	if (p->proto == 51) {
@@ -231,12 +291,18 @@ static __always_inline int parse_ipv6(struct __sk_buff *skb, struct packet *p, _
 	offset += 40;
 	if (parse_extensions(skb, p, &offset))
 		return PARSE_MALFORMED;
+	p->l4 = offset;
+	p->plain = offset == p->l3 + 40;
 	return p->later_fragment ? PARSE_OK : parse_transport(skb, p, offset);
 }
 
-/* Fill `p`, which is all zeros. A VLAN tag may have been taken out of the frame by the kernel. */
-static __always_inline int parse(struct __sk_buff *skb, struct packet *p)
+/* Fill `p`, which is all zeros. A VLAN tag may have been taken out of the frame by the kernel.
+ *
+ * Not inlined: the verifier then looks at the stages behind it once, and not once for each kind of packet. */
+__noinline int parse(struct __sk_buff *skb, struct packet *p)
 {
+	if (!p)
+		return PARSE_MALFORMED;
 	__be16 type;
 	__u32 offset = 14;
 	int tags = 0;

@@ -331,8 +331,10 @@ static __always_inline enum end ended_by(struct flow *flow, struct packet *p, in
 }
 
 /* Count a packet into its flow's record and emit what is due. */
-static __always_inline void record_packet(struct packet *p)
+__noinline int record_packet(struct packet *p)
 {
+	if (!p)
+		return 0;
 	__u32 index = flow_hash(p) & flow_set_mask, zero = 0;
 	struct flow_set *set = bpf_map_lookup_elem(&flow_sets, &index);
 	struct flow_record *copy = bpf_map_lookup_elem(&scratch, &zero);
@@ -342,19 +344,19 @@ static __always_inline void record_packet(struct packet *p)
 	int side, emit = 0;
 
 	if (!set || !copy)
-		return;
+		return 0;
 	struct attempt attempt = {&set->sequence};
 
 	if (!take(&attempt)) {
 		count(&flow_collisions, 0, p->frame_bytes);
-		return;
+		return 0;
 	}
 	int way = find_way(set, p, now, &side);
 
 	if (way < 0) {
 		give_back(&attempt);
 		count(&flow_collisions, 0, p->frame_bytes);
-		return;
+		return 0;
 	}
 	struct flow *flow = &set->ways[way & (FLOW_WAYS - 1)];
 	int renew = side < 0;
@@ -407,6 +409,7 @@ static __always_inline void record_packet(struct packet *p)
 	give_back(&attempt);
 	if (emit)
 		send_record(copy, p->ingress_port);
+	return 0;
 }
 
 #endif

@@ -6,6 +6,7 @@
 #include "classify.h"
 #include "contract.h"
 #include "forward.h"
+#include "int.h"
 #include "maps.h"
 #include "meter.h"
 #include "parse.h"
@@ -17,6 +18,8 @@ static __always_inline int drop(struct __sk_buff *skb, struct packet *p, enum dr
 {
 	skb->cb[SHOWN_WAY] = (__u32)reason << 24;
 	count(&drops, reason, p->frame_bytes);
+	if (reason != DROP_MALFORMED && is_telemetry(p))
+		return drop_with_int(skb, p, reason);
 	return TC_ACT_SHOT;
 }
 
@@ -51,6 +54,8 @@ static __always_inline int to_port(struct __sk_buff *skb, struct packet *p, __u3
 
 	if (!device || !*device)
 		return drop(skb, p, DROP_NO_ROUTE);
+	if (is_telemetry(p))
+		return send_with_int(skb, p, port, *device);
 	return bpf_redirect(*device, 0);
 }
 
@@ -68,12 +73,16 @@ static __always_inline int flood(struct __sk_buff *skb, struct packet *p, __u32 
 
 		if (port == p->ingress_port)
 			continue;
+		struct int_node *node = p->int_bytes ? bpf_map_lookup_elem(&int_node, &port) : 0;
+
+		if (node && node->valid && node->is_sink)
+			continue;
 		__u32 *device = bpf_map_lookup_elem(&egress_port, &port);
 
 		if (device && *device)
 			bpf_clone_redirect(skb, *device, 0);
 	}
-	return TC_ACT_SHOT;
+	return p->int_bytes ? flood_without_int(skb, p, number) : TC_ACT_SHOT;
 }
 
 /* What becomes of a packet above its token bucket. Changes where it goes, or drops it. */

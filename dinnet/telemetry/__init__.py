@@ -1,0 +1,1 @@
+"""In-band network telemetry: what switches write into packets and report about them."""
