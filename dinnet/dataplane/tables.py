@@ -26,49 +26,55 @@ class ToController(Action):
 @dataclass(frozen=True, slots=True)
 class Route(Action):
     ALIAS: ClassVar[str] = "route"
+    BITS: ClassVar[dict[str, int]] = {"port": 9, "src": 48, "dst": 48}
 
-    port: int  # 9 bits
-    src: int  # 48 bits
-    dst: int  # 48 bits
+    port: int
+    src: int
+    dst: int
 
 
 @dataclass(frozen=True, slots=True)
 class ToPort(Action):
     ALIAS: ClassVar[str] = "to_port"
+    BITS: ClassVar[dict[str, int]] = {"port": 9}
 
-    port: int  # 9 bits
+    port: int
 
 
 @dataclass(frozen=True, slots=True)
 class Flood(Action):
     ALIAS: ClassVar[str] = "flood"
+    BITS: ClassVar[dict[str, int]] = {"group": 16}
 
-    group: int  # 16 bits
+    group: int
 
 
 @dataclass(frozen=True, slots=True)
 class SetSlice(Action):
     ALIAS: ClassVar[str] = "set_slice"
+    BITS: ClassVar[dict[str, int]] = {"slice": 4, "tc": 2}
 
-    slice: int  # 4 bits
-    tc: int  # 2 bits
+    slice: int
+    tc: int
 
 
 @dataclass(frozen=True, slots=True)
 class SetMark(Action):
     ALIAS: ClassVar[str] = "set_mark"
+    BITS: ClassVar[dict[str, int]] = {"slice": 4, "tc": 2, "microflow_id": 32}
 
-    slice: int  # 4 bits
-    tc: int  # 2 bits
-    microflow_id: int  # 32 bits
+    slice: int
+    tc: int
+    microflow_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class ReadDscp(Action):
     ALIAS: ClassVar[str] = "read_dscp"
+    BITS: ClassVar[dict[str, int]] = {"slice": 4, "tc": 2}
 
-    slice: int  # 4 bits
-    tc: int  # 2 bits
+    slice: int
+    tc: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +85,11 @@ class Degrade(Action):
 @dataclass(frozen=True, slots=True)
 class Reroute(Action):
     ALIAS: ClassVar[str] = "reroute"
+    BITS: ClassVar[dict[str, int]] = {"port": 9, "src": 48, "dst": 48}
 
-    port: int  # 9 bits
-    src: int  # 48 bits
-    dst: int  # 48 bits
+    port: int
+    src: int
+    dst: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +100,9 @@ class MetersDrop(Action):
 @dataclass(frozen=True, slots=True)
 class SetDscp(Action):
     ALIAS: ClassVar[str] = "set_dscp"
+    BITS: ClassVar[dict[str, int]] = {"dscp": 6}
 
-    dscp: int  # 6 bits
+    dscp: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +118,10 @@ class Clear(Action):
 @dataclass(frozen=True, slots=True)
 class ConfigurePort(Action):
     ALIAS: ClassVar[str] = "configure_port"
+    BITS: ClassVar[dict[str, int]] = {"trusted": 1, "flow_labels": 1}
 
-    trusted: int  # 1 bits
-    flow_labels: int  # 1 bits
+    trusted: int
+    flow_labels: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +133,9 @@ class CountParsed(Action):
 class ForwardV4(TableEntry):
     TABLE: ClassVar[str] = "forward_v4"
     MATCH: ClassVar[tuple[str, ...]] = ("dst",)
+    BITS: ClassVar[dict[str, int]] = {"dst": 32}
 
-    dst: Lpm  # 32 bits
+    dst: Lpm
     action: Route | ForwardDrop | ToController
 
 
@@ -133,8 +143,9 @@ class ForwardV4(TableEntry):
 class ForwardV6(TableEntry):
     TABLE: ClassVar[str] = "forward_v6"
     MATCH: ClassVar[tuple[str, ...]] = ("dst",)
+    BITS: ClassVar[dict[str, int]] = {"dst": 128}
 
-    dst: Lpm  # 128 bits
+    dst: Lpm
     action: Route | ForwardDrop | ToController
 
 
@@ -142,9 +153,10 @@ class ForwardV6(TableEntry):
 class ForwardL2(TableEntry):
     TABLE: ClassVar[str] = "forward_l2"
     MATCH: ClassVar[tuple[str, ...]] = ("vlan", "dst")
+    BITS: ClassVar[dict[str, int]] = {"vlan": 12, "dst": 48}
 
-    vlan: int  # 12 bits
-    dst: int  # 48 bits
+    vlan: int
+    dst: int
     action: ToPort | Flood | ForwardDrop | ToController
 
 
@@ -152,8 +164,9 @@ class ForwardL2(TableEntry):
 class DscpToMark(TableEntry):
     TABLE: ClassVar[str] = "dscp_to_mark"
     MATCH: ClassVar[tuple[str, ...]] = ("dscp",)
+    BITS: ClassVar[dict[str, int]] = {"dscp": 6}
 
-    dscp: int  # 6 bits
+    dscp: int
     action: ReadDscp
 
 
@@ -161,14 +174,23 @@ class DscpToMark(TableEntry):
 class SliceSelect(TableEntry):
     TABLE: ClassVar[str] = "slice_select"
     MATCH: ClassVar[tuple[str, ...]] = ("ingress_port", "src", "dst", "proto", "sport", "dport", "vlan")
+    BITS: ClassVar[dict[str, int]] = {
+        "ingress_port": 9,
+        "src": 128,
+        "dst": 128,
+        "proto": 8,
+        "sport": 16,
+        "dport": 16,
+        "vlan": 12,
+    }
 
-    ingress_port: Ternary = ANY  # 9 bits
-    src: Ternary = ANY  # 128 bits
-    dst: Ternary = ANY  # 128 bits
-    proto: Ternary = ANY  # 8 bits
-    sport: Ternary = ANY  # 16 bits
-    dport: Ternary = ANY  # 16 bits
-    vlan: Ternary = ANY  # 12 bits
+    ingress_port: Ternary = ANY
+    src: Ternary = ANY
+    dst: Ternary = ANY
+    proto: Ternary = ANY
+    sport: Ternary = ANY
+    dport: Ternary = ANY
+    vlan: Ternary = ANY
     priority: int  # the highest wins
     action: SetSlice
 
@@ -177,14 +199,23 @@ class SliceSelect(TableEntry):
 class Microflow(TableEntry):
     TABLE: ClassVar[str] = "microflow"
     MATCH: ClassVar[tuple[str, ...]] = ("src", "dst", "proto", "sport", "dport", "vlan", "flow_label")
+    BITS: ClassVar[dict[str, int]] = {
+        "src": 128,
+        "dst": 128,
+        "proto": 8,
+        "sport": 16,
+        "dport": 16,
+        "vlan": 12,
+        "flow_label": 20,
+    }
 
-    src: int  # 128 bits
-    dst: int  # 128 bits
-    proto: int  # 8 bits
-    sport: int  # 16 bits
-    dport: int  # 16 bits
-    vlan: int  # 12 bits
-    flow_label: int  # 20 bits
+    src: int
+    dst: int
+    proto: int
+    sport: int
+    dport: int
+    vlan: int
+    flow_label: int
     action: SetMark
     rates: Rates | None = None  # None: every packet is green
     idle_timeout_ns: int = 0  # 0: never
@@ -194,9 +225,10 @@ class Microflow(TableEntry):
 class Exceed(TableEntry):
     TABLE: ClassVar[str] = "exceed"
     MATCH: ClassVar[tuple[str, ...]] = ("slice", "bucket")
+    BITS: ClassVar[dict[str, int]] = {"slice": 4, "bucket": 2}
 
-    slice: int  # 4 bits
-    bucket: int  # 2 bits
+    slice: int
+    bucket: int
     action: Degrade | Reroute | MetersDrop
 
 
@@ -204,9 +236,10 @@ class Exceed(TableEntry):
 class MarkToDscp(TableEntry):
     TABLE: ClassVar[str] = "mark_to_dscp"
     MATCH: ClassVar[tuple[str, ...]] = ("slice", "tc")
+    BITS: ClassVar[dict[str, int]] = {"slice": 4, "tc": 2}
 
-    slice: int  # 4 bits
-    tc: int  # 2 bits
+    slice: int
+    tc: int
     action: SetDscp
 
 
@@ -214,8 +247,9 @@ class MarkToDscp(TableEntry):
 class IngressPort(TableEntry):
     TABLE: ClassVar[str] = "ingress_port"
     MATCH: ClassVar[tuple[str, ...]] = ("port",)
+    BITS: ClassVar[dict[str, int]] = {"port": 9}
 
-    port: int  # 9 bits
+    port: int
     action: ConfigurePort
 
 
