@@ -108,6 +108,35 @@ class Clear(Action):
 
 
 @dataclass(frozen=True, slots=True)
+class NoInt(Action):
+    ALIAS: ClassVar[str] = "no_int"
+
+
+@dataclass(frozen=True, slots=True)
+class IntMd(Action):
+    ALIAS: ClassVar[str] = "int_md"
+
+    instructions: int  # 16 bits
+    hops: int  # 8 bits
+
+
+@dataclass(frozen=True, slots=True)
+class IntXd(Action):
+    ALIAS: ClassVar[str] = "int_xd"
+
+    instructions: int  # 16 bits
+
+
+@dataclass(frozen=True, slots=True)
+class SetNode(Action):
+    ALIAS: ClassVar[str] = "set_node"
+
+    node_id: int  # 32 bits
+    is_sink: int  # 1 bits
+    mtu: int  # 16 bits
+
+
+@dataclass(frozen=True, slots=True)
 class ConfigurePort(Action):
     ALIAS: ClassVar[str] = "configure_port"
 
@@ -118,6 +147,18 @@ class ConfigurePort(Action):
 @dataclass(frozen=True, slots=True)
 class CountParsed(Action):
     ALIAS: ClassVar[str] = "count_parsed"
+
+
+@dataclass(frozen=True, slots=True)
+class SetCollector(Action):
+    ALIAS: ClassVar[str] = "set_collector"
+
+    src_mac: int  # 48 bits
+    dst_mac: int  # 48 bits
+    src: int  # 32 bits
+    dst: int  # 32 bits
+    sport: int  # 16 bits
+    dport: int  # 16 bits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,12 +252,45 @@ class MarkToDscp(TableEntry):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class IntSource(TableEntry):
+    TABLE: ClassVar[str] = "int_source"
+    MATCH: ClassVar[tuple[str, ...]] = ("ingress_port", "src", "dst", "proto", "sport", "dport", "vlan")
+
+    ingress_port: Ternary = ANY  # 9 bits
+    src: Ternary = ANY  # 128 bits
+    dst: Ternary = ANY  # 128 bits
+    proto: Ternary = ANY  # 8 bits
+    sport: Ternary = ANY  # 16 bits
+    dport: Ternary = ANY  # 16 bits
+    vlan: Ternary = ANY  # 12 bits
+    priority: int  # the highest wins
+    action: IntMd | IntXd | NoInt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IntNode(TableEntry):
+    TABLE: ClassVar[str] = "int_node"
+    MATCH: ClassVar[tuple[str, ...]] = ("port",)
+
+    port: int  # 9 bits
+    action: SetNode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class IngressPort(TableEntry):
     TABLE: ClassVar[str] = "ingress_port"
     MATCH: ClassVar[tuple[str, ...]] = ("port",)
 
     port: int  # 9 bits
     action: ConfigurePort
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IntCollector(TableEntry):
+    TABLE: ClassVar[str] = "int_collector"
+    MATCH: ClassVar[tuple[str, ...]] = ()
+
+    action: SetCollector | NoAction
 
 
 ACTIONS: Final[dict[str, type[Action]]] = {
@@ -235,8 +309,13 @@ ACTIONS: Final[dict[str, type[Action]]] = {
     "set_dscp": SetDscp,
     "emit": Emit,
     "clear": Clear,
+    "no_int": NoInt,
+    "int_md": IntMd,
+    "int_xd": IntXd,
+    "set_node": SetNode,
     "configure_port": ConfigurePort,
     "count_parsed": CountParsed,
+    "set_collector": SetCollector,
 }
 TABLES: Final[dict[str, type[TableEntry]]] = {
     "forward_v4": ForwardV4,
@@ -247,10 +326,14 @@ TABLES: Final[dict[str, type[TableEntry]]] = {
     "microflow": Microflow,
     "exceed": Exceed,
     "mark_to_dscp": MarkToDscp,
+    "int_source": IntSource,
+    "int_node": IntNode,
     "ingress_port": IngressPort,
+    "int_collector": IntCollector,
 }
 #: What becomes of packets that no entry matches, in tables where that can be changed.
 DEFAULTS: Final[dict[str, Action]] = {
     "forward_l2": NoAction(),
     "exceed": Degrade(),
+    "int_collector": NoAction(),
 }
