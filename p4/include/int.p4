@@ -182,6 +182,19 @@ control IntIngress(inout headers_t hdr, inout metadata_t meta, inout standard_me
                 if (is_dropped || is_flooded) {
                     port = std.ingress_port;
                 }
+                // Of the packet in a report: all headers, up to TCP's without options.
+                meta.report_kept = meta.ip_bytes - meta.l4_bytes + meta.int_bytes;
+                if (meta.is_later_fragment == 0) {
+                    if (meta.proto == PROTO_TCP) {
+                        meta.report_kept = meta.report_kept + 20;
+                    } else if (meta.proto == PROTO_UDP) {
+                        meta.report_kept = meta.report_kept + 8;
+                    }
+                }
+                if (meta.int_bytes == 0 && meta.report_kept > INT_REPORT_BYTES) {
+                    meta.report_kept = INT_REPORT_BYTES;
+                }
+                meta.report_ingress = std.ingress_port;
                 if (int_node.apply().miss) {
                     if (is_watched == 1 && !is_dropped) {
                         count_event(int_event_t.UNFIT);
@@ -347,7 +360,6 @@ control IntReport(inout headers_t hdr, inout metadata_t meta, inout standard_met
     register<bit<32>>(1) int_sequence;
     bit<1> is_set = 0;
     bit<16> metadata_words = 0;
-    bit<16> kept = 0;
 
     action set_collector(mac_t src_mac, mac_t dst_mac, bit<32> src, bit<32> dst, bit<16> sport, bit<16> dport) {
         is_set = 1;
@@ -396,7 +408,7 @@ control IntReport(inout headers_t hdr, inout metadata_t meta, inout standard_met
             hdr.report.domain_status = 0;
             if (meta.report_bits & 0x4000 != 0) {
                 hdr.report_ports.setValid();
-                hdr.report_ports.word = 7w0 ++ std.ingress_port ++ meta.report_port;
+                hdr.report_ports.word = 7w0 ++ meta.report_ingress ++ meta.report_port;
                 metadata_words = metadata_words + 1;
             }
             if (meta.report_bits & 0x1000 != 0) {
@@ -411,7 +423,7 @@ control IntReport(inout headers_t hdr, inout metadata_t meta, inout standard_met
             }
             if (meta.report_bits & 0x0200 != 0) {
                 hdr.report_interfaces.setValid();
-                hdr.report_interfaces.word = 23w0 ++ std.ingress_port ++ 16w0 ++ meta.report_port;
+                hdr.report_interfaces.word = 23w0 ++ meta.report_ingress ++ 16w0 ++ meta.report_port;
                 if (meta.report_port == 0xffff) {
                     hdr.report_interfaces.word[31:0] = 0xffffffff;
                 }
@@ -424,19 +436,7 @@ control IntReport(inout headers_t hdr, inout metadata_t meta, inout standard_met
             }
             hdr.report.metadata_words = metadata_words[7:0];
 
-            // Of the packet: all headers, up to TCP's without options.
-            kept = meta.ip_bytes - meta.l4_bytes + meta.int_bytes;
-            if (meta.is_later_fragment == 0) {
-                if (meta.proto == PROTO_TCP) {
-                    kept = kept + 20;
-                } else if (meta.proto == PROTO_UDP) {
-                    kept = kept + 8;
-                }
-            }
-            if (meta.int_bytes == 0 && kept > INT_REPORT_BYTES) {
-                kept = INT_REPORT_BYTES;
-            }
-            bit<16> inner = 2 + metadata_words + (kept >> 2);
+            bit<16> inner = 2 + metadata_words + (meta.report_kept >> 2);
             hdr.report.words = inner > 255 ? 8w255 : inner[7:0];
             bit<16> total = 20 + 8 + 12 + (inner << 2);
             hdr.report_udp.length = total - 20;

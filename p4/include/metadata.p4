@@ -150,6 +150,8 @@ struct metadata_t {
     bit<16> int_told;        // instructions that are followed
     bit<1> int_changed;      // headers that a UDP checksum counts
     bit<32> int_sum;         // what it changes by
+    @field_list(INT_FIELDS) port_t report_ingress;
+    @field_list(INT_FIELDS) bit<16> report_kept;  // bytes of the packet, from IP on
     @field_list(INT_FIELDS) bit<16> report_bits;
     @field_list(INT_FIELDS) bit<8> report_flags;
     @field_list(INT_FIELDS) drop_t report_reason;
