@@ -377,7 +377,7 @@ control IntReport(inout headers_t hdr, inout metadata_t meta, inout standard_met
 
     // Where reports go to, by the port of clone session INT_SESSION. Without a collector there are none.
     table int_collector {
-        actions = { set_collector; NoAction; }
+        actions = { set_collector; @defaultonly NoAction; }
         default_action = NoAction();
     }
 
