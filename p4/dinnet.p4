@@ -15,6 +15,7 @@
 #include "include/meters.p4"
 #include "include/mark.p4"
 #include "include/records.p4"
+#include "include/int.p4"
 
 control VerifyNothing(inout headers_t hdr, inout metadata_t meta) {
     apply {}  // a wrong IPv4 checksum stays wrong all the way: whoever receives the packet sees that it was damaged
@@ -26,6 +27,7 @@ control DinnetIngress(inout headers_t hdr, inout metadata_t meta, inout standard
     Meters() meters;
     Mark() mark;
     FlowRecords() flow_records;
+    IntIngress() int_ingress;
 
     // Indexed by drop_t and by parsed_t.
     counter(8, CounterType.packets_and_bytes) drops;
@@ -82,6 +84,9 @@ control DinnetIngress(inout headers_t hdr, inout metadata_t meta, inout standard
                     mark.apply(hdr, meta);
                 }
             }
+            if (meta.is_ip == 1) {
+                int_ingress.apply(hdr, meta, std);
+            }
         }
         if (meta.dropped != drop_t.KEPT) {
             drops.count((bit<32>) (bit<8>) meta.dropped);
@@ -91,14 +96,23 @@ control DinnetIngress(inout headers_t hdr, inout metadata_t meta, inout standard
     }
 }
 
+const bit<32> INSTANCE_INGRESS_CLONE = 1;  // as BMv2 numbers the ways that a packet comes to egress
+
 control DinnetEgress(inout headers_t hdr, inout metadata_t meta, inout standard_metadata_t std) {
+    IntTell() int_tell;
+    IntReport() int_report;
+
     apply {
-        if (std.mcast_grp != 0 && std.egress_port == std.ingress_port) {
+        if (std.instance_type == INSTANCE_INGRESS_CLONE) {
+            int_report.apply(hdr, meta, std);
+        } else if (std.mcast_grp != 0 && std.egress_port == std.ingress_port) {
             mark_to_drop(std);  // a flooded packet does not go back to where it came from
         } else if (std.egress_port == CPU_PORT) {
             hdr.packet_in.setValid();
             hdr.packet_in.ingress_port = std.ingress_port;
             hdr.packet_in.pad = 0;
+        } else if (meta.int_told != 0 || meta.int_changed == 1) {
+            int_tell.apply(hdr, meta, std);
         }
     }
 }

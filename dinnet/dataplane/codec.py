@@ -10,6 +10,7 @@ from finsy.proto import p4r
 
 from dinnet.dataplane.entity import (
     Action,
+    CloneSession,
     DefaultEntry,
     DigestConfig,
     Entity,
@@ -90,6 +91,12 @@ class Codec:
                     group.replicas.add(egress_port=port, instance=0)
                 return p4r.Entity(packet_replication_engine_entry=p4r.PacketReplicationEngineEntry(
                     multicast_group_entry=group))  # fmt: skip
+            case CloneSession():
+                session = p4r.CloneSessionEntry(session_id=entity.id)
+                for port in entity.ports:
+                    session.replicas.add(egress_port=port, instance=0)
+                return p4r.Entity(packet_replication_engine_entry=p4r.PacketReplicationEngineEntry(
+                    clone_session_entry=session))  # fmt: skip
             case DigestConfig():
                 digest = p4r.DigestEntry(digest_id=self._digests[entity.digest])
                 digest.config.max_list_size = entity.max_list_size
@@ -161,8 +168,10 @@ class Codec:
                 engine = message.packet_replication_engine_entry
                 if engine.HasField("multicast_group_entry"):
                     group = engine.multicast_group_entry
-                    ports = sorted(r.egress_port or int.from_bytes(r.port, "big") for r in group.replicas)
-                    return Group(group.multicast_group_id, tuple(ports))
+                    return Group(group.multicast_group_id, _ports(group.replicas))
+                if engine.HasField("clone_session_entry"):
+                    session = engine.clone_session_entry
+                    return CloneSession(session.session_id, _ports(session.replicas))
             case "digest_entry":
                 entry = message.digest_entry
                 name = next(name for name, id in self._digests.items() if id == entry.digest_id)
@@ -243,6 +252,10 @@ def _value(name: str, value: int, limit: int) -> bytes:
 
 def _rates(rates: Rates) -> p4r.MeterConfig:
     return p4r.MeterConfig(cir=rates.cir, cburst=rates.cburst, pir=rates.pir, pburst=rates.pburst)
+
+
+def _ports(replicas: Iterable[p4r.Replica]) -> tuple[int, ...]:
+    return tuple(sorted(each.egress_port or int.from_bytes(each.port, "big") for each in replicas))
 
 
 def _decoded_rates(config: p4r.MeterConfig) -> Rates:

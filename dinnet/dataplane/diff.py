@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from dinnet.dataplane.entity import DefaultEntry, Entity, Group, MeterCell
+from dinnet.dataplane.entity import CloneSession, DefaultEntry, Entity, Group, MeterCell
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ def difference(desired: Iterable[Entity], observed: Iterable[Entity]) -> Changes
         if key not in wanted and not isinstance(entity, DefaultEntry | MeterCell)
     ]
     return Changes(
-        tuple(sorted(insert, key=lambda entity: not isinstance(entity, Group))),
-        tuple(sorted(modify, key=lambda entity: not isinstance(entity, Group))),
-        tuple(sorted(delete, key=lambda entity: isinstance(entity, Group))),
+        tuple(sorted(insert, key=lambda entity: not isinstance(entity, Group | CloneSession))),
+        tuple(sorted(modify, key=lambda entity: not isinstance(entity, Group | CloneSession))),
+        tuple(sorted(delete, key=lambda entity: isinstance(entity, Group | CloneSession))),
     )

@@ -117,6 +117,21 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
+class CloneSession:
+    """Where copies of packets go that the program makes for a session, whole."""
+
+    id: int
+    ports: tuple[int, ...]
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        return ("clone session", self.id)
+
+    def __str__(self) -> str:
+        return f"clone session {self.id}(ports {', '.join(map(str, self.ports))})"
+
+
+@dataclass(frozen=True, slots=True)
 class DigestConfig:
     """How a digest is listened to; times in nanoseconds, `max_timeout_ns` 0: each digest at once."""
 
@@ -133,7 +148,7 @@ class DigestConfig:
         return f"digest {self.digest}"
 
 
-Entity = TableEntry | DefaultEntry | MeterCell | Group | DigestConfig
+Entity = TableEntry | DefaultEntry | MeterCell | Group | CloneSession | DigestConfig
 
 
 def address(text: str) -> int:

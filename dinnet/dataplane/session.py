@@ -358,6 +358,9 @@ class Session:
         group = p4r.Entity()
         group.packet_replication_engine_entry.multicast_group_entry.SetInParent()
         asked.append(group)
+        session = p4r.Entity()
+        session.packet_replication_engine_entry.clone_session_entry.SetInParent()
+        asked.append(session)
         asked += [p4r.Entity(digest_entry=p4r.DigestEntry(digest_id=id)) for id in self.program.info.digests]
         found = []
         async for message in self._read_entities(asked):

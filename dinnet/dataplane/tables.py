@@ -116,6 +116,38 @@ class Clear(Action):
 
 
 @dataclass(frozen=True, slots=True)
+class NoInt(Action):
+    ALIAS: ClassVar[str] = "no_int"
+
+
+@dataclass(frozen=True, slots=True)
+class IntMd(Action):
+    ALIAS: ClassVar[str] = "int_md"
+    BITS: ClassVar[dict[str, int]] = {"instructions": 16, "hops": 8}
+
+    instructions: int
+    hops: int
+
+
+@dataclass(frozen=True, slots=True)
+class IntXd(Action):
+    ALIAS: ClassVar[str] = "int_xd"
+    BITS: ClassVar[dict[str, int]] = {"instructions": 16}
+
+    instructions: int
+
+
+@dataclass(frozen=True, slots=True)
+class SetNode(Action):
+    ALIAS: ClassVar[str] = "set_node"
+    BITS: ClassVar[dict[str, int]] = {"node_id": 32, "is_sink": 1, "mtu": 16}
+
+    node_id: int
+    is_sink: int
+    mtu: int
+
+
+@dataclass(frozen=True, slots=True)
 class ConfigurePort(Action):
     ALIAS: ClassVar[str] = "configure_port"
     BITS: ClassVar[dict[str, int]] = {"trusted": 1, "flow_labels": 1}
@@ -127,6 +159,19 @@ class ConfigurePort(Action):
 @dataclass(frozen=True, slots=True)
 class CountParsed(Action):
     ALIAS: ClassVar[str] = "count_parsed"
+
+
+@dataclass(frozen=True, slots=True)
+class SetCollector(Action):
+    ALIAS: ClassVar[str] = "set_collector"
+    BITS: ClassVar[dict[str, int]] = {"src_mac": 48, "dst_mac": 48, "src": 32, "dst": 32, "sport": 16, "dport": 16}
+
+    src_mac: int
+    dst_mac: int
+    src: int
+    dst: int
+    sport: int
+    dport: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,6 +289,41 @@ class MarkToDscp(TableEntry):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class IntSource(TableEntry):
+    TABLE: ClassVar[str] = "int_source"
+    MATCH: ClassVar[tuple[str, ...]] = ("ingress_port", "src", "dst", "proto", "sport", "dport", "vlan")
+    BITS: ClassVar[dict[str, int]] = {
+        "ingress_port": 9,
+        "src": 128,
+        "dst": 128,
+        "proto": 8,
+        "sport": 16,
+        "dport": 16,
+        "vlan": 12,
+    }
+
+    ingress_port: Ternary = ANY
+    src: Ternary = ANY
+    dst: Ternary = ANY
+    proto: Ternary = ANY
+    sport: Ternary = ANY
+    dport: Ternary = ANY
+    vlan: Ternary = ANY
+    priority: int  # the highest wins
+    action: IntMd | IntXd | NoInt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IntNode(TableEntry):
+    TABLE: ClassVar[str] = "int_node"
+    MATCH: ClassVar[tuple[str, ...]] = ("port",)
+    BITS: ClassVar[dict[str, int]] = {"port": 9}
+
+    port: int
+    action: SetNode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class IngressPort(TableEntry):
     TABLE: ClassVar[str] = "ingress_port"
     MATCH: ClassVar[tuple[str, ...]] = ("port",)
@@ -251,6 +331,15 @@ class IngressPort(TableEntry):
 
     port: int
     action: ConfigurePort
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IntCollector(TableEntry):
+    TABLE: ClassVar[str] = "int_collector"
+    MATCH: ClassVar[tuple[str, ...]] = ()
+    BITS: ClassVar[dict[str, int]] = {}
+
+    action: SetCollector
 
 
 ACTIONS: Final[dict[str, type[Action]]] = {
@@ -269,8 +358,13 @@ ACTIONS: Final[dict[str, type[Action]]] = {
     "set_dscp": SetDscp,
     "emit": Emit,
     "clear": Clear,
+    "no_int": NoInt,
+    "int_md": IntMd,
+    "int_xd": IntXd,
+    "set_node": SetNode,
     "configure_port": ConfigurePort,
     "count_parsed": CountParsed,
+    "set_collector": SetCollector,
 }
 TABLES: Final[dict[str, type[TableEntry]]] = {
     "forward_v4": ForwardV4,
@@ -281,10 +375,14 @@ TABLES: Final[dict[str, type[TableEntry]]] = {
     "microflow": Microflow,
     "exceed": Exceed,
     "mark_to_dscp": MarkToDscp,
+    "int_source": IntSource,
+    "int_node": IntNode,
     "ingress_port": IngressPort,
+    "int_collector": IntCollector,
 }
 #: What becomes of packets that no entry matches, in tables where that can be changed.
 DEFAULTS: Final[dict[str, Action]] = {
     "forward_l2": NoAction(),
     "exceed": Degrade(),
+    "int_collector": NoAction(),
 }

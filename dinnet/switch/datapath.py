@@ -201,12 +201,13 @@ class Datapath:
         self.int_source = Ternary(Watched, maps["int_source"], maps["int_masks"], maps["int_watch_state"], layout)
 
     @classmethod
-    def load(cls, sizes: Sizes | None = None, *, packet_clock: bool = False) -> Self:
+    def load(cls, sizes: Sizes | None = None, *, packet_clock: bool = False, int_port: int | None = None) -> Self:
         """Load an empty pipeline into the kernel.
 
         Args:
             sizes: Room in its tables.
             packet_clock: Take the time from each packet, to replay recorded ones.
+            int_port: The UDP destination port that INT is told by; None: as the P4 program says.
 
         Raises:
             BpfError: The kernel refused.
@@ -228,6 +229,8 @@ class Datapath:
                     raise BpfError(f"room for flows must be a power of two from {ways} on, not {sizes.flows}")
                 source.set_size("flow_sets", sets)
                 constants["flow_set_mask"] = sets - 1
+            if int_port is not None:
+                constants["int_port"] = int_port
             source.set_constants(constants)
             program = source.load(PROGRAM)
         try:
@@ -399,6 +402,11 @@ class Datapath:
             self._maps["int_collector"].delete(np.zeros(1))
         else:
             self._write("int_collector", 0, collector_value(collector))
+
+    @property
+    def int_session(self) -> int:
+        """The clone session that tells which port reports leave by."""
+        return self.program.constants["int_session"]
 
     def int_events(self) -> dict[IntEvent, Cell]:
         """What INT did, and could not do."""

@@ -28,14 +28,17 @@ from dinnet.switch.p4info import Counter, Digest, Meter, P4Info, Table, parse_p4
 from dinnet.switch.p4tables import (
     Adapter,
     Calls,
+    IntSources,
     MicroflowTable,
     SliceSelects,
     adapters,
+    collector_of,
     exceed_value,
     forward_value,
     rates_of_config,
 )
 from dinnet.switch.target import (
+    CloneSession,
     CounterData,
     Entry,
     Events,
@@ -50,7 +53,7 @@ from dinnet.switch.target import (
 CPU_PORT: Final = 510
 NO_PORT: Final = 511
 _LOOPBACK: Final = 1
-_COUNTERS: Final = frozenset({"drops", "parsed", "marked", "exceeded", "flow_collisions"})
+_COUNTERS: Final = frozenset({"drops", "parsed", "marked", "exceeded", "flow_collisions", "int_events"})
 _TC_REDIRECT: Final = 7
 _SOL_PRIORITY: Final = 12  # SO_PRIORITY
 _JOIN_S: Final = 5.0
@@ -126,6 +129,8 @@ class EbpfTarget(MemoryTarget):
         elif name == "exceed":
             target = self._datapath.table("exceed")
             target.put(np.array([64]), np.array([exceed_value(call)], target.value))
+        elif name == "int_collector":
+            self._datapath.set_collector(collector_of(call, self._report_port()))
         elif entry != initial_default(table):
             raise invalid(f"{table.name}: the default entry cannot be changed")
         if self._pipeline is not None:
@@ -137,13 +142,13 @@ class EbpfTarget(MemoryTarget):
 
     def fetch_direct_counters(self, table: Table, keys: Sequence[Key]) -> Sequence[CounterData]:
         adapter = self._adapters[table.id]
-        if isinstance(adapter, MicroflowTable | SliceSelects):
+        if isinstance(adapter, MicroflowTable | SliceSelects | IntSources):
             return adapter.counters(keys)
         return super().fetch_direct_counters(table, keys)
 
     def store_direct_counters(self, table: Table, values: Sequence[tuple[Entry, CounterData]]) -> None:
         adapter = self._adapters[table.id]
-        if isinstance(adapter, MicroflowTable | SliceSelects):
+        if isinstance(adapter, MicroflowTable | SliceSelects | IntSources):
             adapter.set_counters([(entry.key, value) for entry, value in values if entry.match])
 
     # Indexed resources.
@@ -173,6 +178,29 @@ class EbpfTarget(MemoryTarget):
             self._datapath.set_group(group.id, [replica.port for replica in group.replicas])
         except BpfError as error:
             raise Refused(Code.RESOURCE_EXHAUSTED, str(error)) from error
+
+    def place_session(self, session: CloneSession) -> None:
+        if session.id != self._datapath.int_session:
+            return
+        if len(session.replicas) > 1:
+            raise Refused(Code.UNIMPLEMENTED, f"clone session {session.id} is that of reports, which leave by one port")
+        table = self._datapath.table("int_collector")
+        values, there = table.get(np.zeros(1))
+        if there[0]:
+            values["port"] = session.replicas[0].port if session.replicas else NO_PORT
+            table.put(np.zeros(1), values)
+
+    def set_session(self, session: CloneSession) -> None:
+        super().set_session(session)
+        self._note_down(self._pipeline)
+
+    def remove_session(self, session_id: int) -> None:
+        super().remove_session(session_id)
+        self._note_down(self._pipeline)
+
+    def _report_port(self) -> int:
+        session = self._sessions.get(self._datapath.int_session)
+        return session.replicas[0].port if session and session.replicas else NO_PORT
 
     def set_group(self, group: MulticastGroup) -> None:
         super().set_group(group)
@@ -262,9 +290,10 @@ class EbpfTarget(MemoryTarget):
             "device_config": base64.b64encode(pipeline.device_config).decode(),
             "cookie": pipeline.cookie,
             "defaults": [[number, entry.action_id, entry.params] for number, entry in given.items()],
-            "groups": [
-                [group.id, [[r.port, r.instance, r.backups] for r in group.replicas], group.metadata.hex()]
-                for group in self._groups.values()
+            "groups": [[group.id, _listed(group.replicas), group.metadata.hex()] for group in self._groups.values()],
+            "sessions": [
+                [each.id, _listed(each.replicas), each.class_of_service, each.packet_length_bytes]
+                for each in self._sessions.values()
             ],
         }
         self._datapath.notes = json.dumps(notes).encode()
@@ -285,13 +314,20 @@ class EbpfTarget(MemoryTarget):
             if entry != initial_default(info.tables[number]):
                 self._books[number].default = entry
         for number, replicas, metadata in notes["groups"]:
-            copies = tuple(
-                Replica(port, instance, tuple(Port(*b) for b in backups)) for port, instance, backups in replicas
-            )
-            self._groups[number] = MulticastGroup(number, copies, bytes.fromhex(metadata))
+            self._groups[number] = MulticastGroup(number, _replicas(replicas), bytes.fromhex(metadata))
+        for number, replicas, *rest in notes["sessions"]:
+            self._sessions[number] = CloneSession(number, _replicas(replicas), *rest)
         for meter in info.meters.values():
             found = self._datapath.slice_meters(0, meter.size)
             self._meters[meter.id] = {cell: MeterConfig(*rates) for cell, rates in enumerate(found) if rates}
+
+
+def _listed(replicas: Sequence[Replica]) -> list[Any]:
+    return [[replica.port, replica.instance, replica.backups] for replica in replicas]
+
+
+def _replicas(listed: list[Any]) -> tuple[Replica, ...]:
+    return tuple(Replica(port, instance, tuple(Port(*each) for each in backups)) for port, instance, backups in listed)
 
 
 def _check_digest(digest: Digest) -> None:

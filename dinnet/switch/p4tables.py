@@ -5,16 +5,16 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dinnet.switch.bpfmap import Map, Put
 from dinnet.switch.codes import Code, Fault
-from dinnet.switch.datapath import Action, Datapath, Exceed
+from dinnet.switch.datapath import Action, Collector, Datapath, Exceed, IntNode
 from dinnet.switch.p4info import MatchKind, P4Info, Table
-from dinnet.switch.sliceselect import Match, Selected
+from dinnet.switch.sliceselect import Match, Selected, Ternary, Watch, Watched
 from dinnet.switch.target import CounterData, Entry, Faults, MeterConfig
 from dinnet.switch.tokens import Rates
 
@@ -24,6 +24,8 @@ _FORWARD: Final = {
     "to_port": Action.PORT, "route": Action.ROUTE, "flood": Action.FLOOD, "drop": Action.DROP,
     "to_controller": Action.CONTROLLER,
 }  # fmt: skip
+_WATCH: Final = {"no_int": Watch.NONE, "int_md": Watch.MD, "int_xd": Watch.XD}
+E = TypeVar("E", Selected, Watched)
 _EXCEED: Final = {"degrade": Exceed.DEGRADE, "reroute": Exceed.REROUTE, "drop": Exceed.DROP}
 
 
@@ -197,27 +199,24 @@ class Ports:
                 self._datapath.set_port(port._replace(trusted=bool(trusted), flow_labels=bool(flow_labels)))
 
 
-class SliceSelects:
-    """slice_select."""
+class _Ternaries(Generic[E]):
+    """A ternary table."""
 
-    def __init__(self, datapath: Datapath, table: Table, calls: Calls) -> None:
-        self._select = datapath.slice_select
+    def __init__(self, select: Ternary[E], table: Table, calls: Calls) -> None:
+        self._select: Ternary[E] = select
         self._calls = calls
         # Where each field of `Match` is in an entry's match.
         self._places = [[field.name for field in table.fields].index(name) for name in Match._fields]
         self._table = table
 
     def place(self, entries: Sequence[Entry]) -> Faults:
-        wanted = []
-        for entry in entries:
-            params = self._calls.of(entry).params
-            wanted.append(Selected(self._match(entry.match), entry.priority, params["slice"], params["tc"]))
+        wanted = [self._selected(self._match(entry.match), entry) for entry in entries]
         old = [self._select.find(each.match, each.priority) is not None for each in wanted]
         changed = [number for number, there in enumerate(old) if there]
         new = [number for number, there in enumerate(old) if not there]
         self._select.modify([wanted[number] for number in changed])
         codes = self._select.insert([wanted[number] for number in new])
-        faults = _faults(codes, "slice_select takes at most 64 combinations of masks")
+        faults = _faults(codes, f"{_last(self._table.name)} takes at most 64 combinations of masks")
         return {new[at]: fault for at, fault in faults.items()}
 
     def remove(self, entries: Sequence[Entry]) -> Faults:
@@ -230,8 +229,7 @@ class SliceSelects:
             match = [0] * (2 * len(self._table.fields))
             for place, pair in zip(self._places, each.match, strict=True):
                 match[2 * place : 2 * place + 2] = pair
-            entry = self._calls.entry(tuple(match), "set_slice", slice=each.slice, tc=each.tc)
-            found.append(entry._replace(priority=each.priority))
+            found.append(self._entry(tuple(match), each)._replace(priority=each.priority))
         return found
 
     def counters(self, keys: Sequence[Key]) -> list[CounterData]:
@@ -245,11 +243,84 @@ class SliceSelects:
             [value.byte_count for _, value in values],
         )
 
+    def _selected(self, match: Match, entry: Entry) -> E:
+        raise NotImplementedError
+
+    def _entry(self, match: Key, selected: E) -> Entry:
+        raise NotImplementedError
+
     def _match(self, flat: Key) -> Match:
         return Match(*((flat[2 * place], flat[2 * place + 1]) for place in self._places))
 
     def _key(self, key: Key) -> tuple[Match, int]:
         return self._match(key[:-1]), key[-1]
+
+
+class SliceSelects(_Ternaries[Selected]):
+    """slice_select."""
+
+    def _selected(self, match: Match, entry: Entry) -> Selected:
+        params = self._calls.of(entry).params
+        return Selected(match, entry.priority, params["slice"], params["tc"])
+
+    def _entry(self, match: Key, selected: Selected) -> Entry:
+        return self._calls.entry(match, "set_slice", slice=selected.slice, tc=selected.tc)
+
+
+class IntSources(_Ternaries[Watched]):
+    """int_source."""
+
+    def _selected(self, match: Match, entry: Entry) -> Watched:
+        call = self._calls.of(entry)
+        rest = call.params.get("hops", 0), call.params.get("instructions", 0)
+        return Watched(match, entry.priority, _WATCH[call.action], *rest)
+
+    def _entry(self, match: Key, selected: Watched) -> Entry:
+        action = next(name for name, number in _WATCH.items() if number == selected.action)
+        return self._calls.entry(match, action, instructions=selected.instructions, hops=selected.hops)
+
+
+class IntNodes:
+    """int_node."""
+
+    def __init__(self, datapath: Datapath, calls: Calls) -> None:
+        self._datapath = datapath
+        self._calls = calls
+
+    def place(self, entries: Sequence[Entry]) -> Faults:
+        for entry in entries:
+            params = self._calls.of(entry).params
+            node = IntNode(params["node_id"], bool(params["is_sink"]), params["mtu"])
+            self._datapath.set_int_node(entry.match[0], node)
+        return {}
+
+    def remove(self, entries: Sequence[Entry]) -> Faults:
+        for entry in entries:
+            self._datapath.set_int_node(entry.match[0], None)
+        return {}
+
+    def read(self) -> list[Entry]:
+        keys, values = self._datapath.table("int_node").all()
+        found = []
+        for key, value in zip(keys, values, strict=True):
+            if value["valid"]:
+                params = {name: int(value[name]) for name in ("node_id", "is_sink", "mtu")}
+                found.append(self._calls.entry((int(key),), "set_node", **params))
+        return found
+
+
+class DefaultOnly:
+    """A table without a key: it has a default entry, and no other."""
+
+    def place(self, entries: Sequence[Entry]) -> Faults:
+        fault = Fault(Code.INVALID_ARGUMENT, "the table has no key, and so only a default entry")
+        return dict.fromkeys(range(len(entries)), fault)
+
+    def remove(self, entries: Sequence[Entry]) -> Faults:
+        return {}
+
+    def read(self) -> list[Entry]:
+        return []
 
 
 class MicroflowTable:
@@ -353,7 +424,13 @@ def adapters(info: P4Info, datapath: Datapath) -> dict[int, Adapter]:
         elif name == "ingress_port":
             found[number] = Ports(datapath, calls)
         elif name == "slice_select":
-            found[number] = SliceSelects(datapath, table, calls)
+            found[number] = SliceSelects(datapath.slice_select, table, calls)
+        elif name == "int_source":
+            found[number] = IntSources(datapath.int_source, table, calls)
+        elif name == "int_node":
+            found[number] = IntNodes(datapath, calls)
+        elif name == "int_collector":
+            found[number] = DefaultOnly()
         elif name == "microflow":
             found[number] = MicroflowTable(datapath, table, calls)
         else:
@@ -372,6 +449,13 @@ def exceed_value(call: Call) -> tuple[Any, ...]:
     """Struct exceed of an action."""
     params = call.params
     return _EXCEED[call.action], 0, params.get("port", 0), _mac(params.get("src", 0)), _mac(params.get("dst", 0))
+
+
+def collector_of(call: Call, port: int) -> Collector | None:
+    """The collector that an action of int_collector names; None: there is none."""
+    if call.action == "NoAction":
+        return None
+    return Collector(port, **{name: call.params[name] for name in Collector._fields[1:]})
 
 
 def rates_of_config(config: MeterConfig | None) -> Rates | None:

@@ -105,6 +105,60 @@ header ports_t {
     bit<16> dport;
 }
 
+// INT over UDP, in front of the original transport header (INT 2.1, 5.7.2 and 5.8).
+header int_shim_t {
+    bit<4> type;
+    bit<2> npt;
+    bit<2> reserved;
+    bit<8> words;  // behind the shim
+    bit<8> reserved2;
+    bit<8> proto;  // of the original transport header
+}
+
+header int_md_t {
+    bit<4> version;
+    bit<1> discard;
+    bit<1> hops_exceeded;
+    bit<1> mtu_exceeded;
+    bit<12> reserved;
+    bit<5> hop_words;
+    bit<8> remaining;
+    bit<16> instructions;
+    bit<16> domain;
+    bit<16> domain_instructions;
+    bit<16> domain_flags;
+}
+
+// What the nodes before this one told.
+header int_stack_t {
+    varbit<8064> words;
+}
+
+header word_t {
+    bit<32> word;
+}
+
+header long_t {
+    bit<64> word;
+}
+
+// Group header and individual report of type INT (Telemetry Report 2.0, 3.2 and 3.3).
+header report_t {
+    bit<4> version;
+    bit<6> hardware_id;
+    bit<22> sequence;
+    bit<32> node_id;
+    bit<4> report_type;
+    bit<4> inner_type;
+    bit<8> words;
+    bit<8> metadata_words;
+    bit<8> flags;
+    bit<16> present;
+    bit<16> domain;
+    bit<16> domain_bits;
+    bit<16> domain_status;
+}
+
 @controller_header("packet_in")
 header packet_in_t {
     port_t ingress_port;
@@ -120,6 +174,15 @@ header packet_out_t {
 struct headers_t {
     packet_in_t packet_in;
     packet_out_t packet_out;
+    ethernet_t report_ethernet;
+    ipv4_t report_ipv4;
+    udp_t report_udp;
+    report_t report;
+    word_t report_ports;
+    word_t report_queue;
+    long_t report_time;
+    long_t report_interfaces;
+    word_t report_drop;
     ethernet_t ethernet;
     vlan_t vlan;
     vlan_t inner_vlan;
@@ -127,6 +190,20 @@ struct headers_t {
     ipv4_options_t ipv4_options;
     ipv6_t ipv6;
     extension_t[EXTENSIONS] extensions;
+    udp_t int_udp;
+    int_shim_t int_shim;
+    int_md_t int_md;
+    word_t int_node_id;
+    word_t int_ports;
+    word_t int_latency;
+    word_t int_queue;
+    long_t int_ingress_time;
+    long_t int_egress_time;
+    long_t int_interfaces;
+    word_t int_utilization;
+    word_t int_buffer;
+    word_t int_complement;
+    int_stack_t int_stack;
     tcp_t tcp;
     udp_t udp;
     ports_t ports;

@@ -125,6 +125,8 @@ struct metadata_t {
     bit<16> l4_bytes;        // of it, behind the IP headers
     bit<1> is_ip;
     bit<1> is_later_fragment;
+    bit<1> is_plain;         // neither a fragment nor with extension headers
+    bit<16> int_bytes;       // of INT, of which the lengths above know nothing
     bit<1> has_tcp;
     bit<16> payload_bytes;
 
@@ -143,6 +145,20 @@ struct metadata_t {
     bucket_t above;
     bit<1> routed;
     drop_t dropped;
+
+    // What INT does to the packet.
+    bit<16> int_told;        // instructions that are followed
+    bit<1> int_changed;      // headers that a UDP checksum counts
+    bit<32> int_sum;         // what it changes by
+    @field_list(INT_FIELDS) port_t report_ingress;
+    @field_list(INT_FIELDS) bit<16> report_kept;  // bytes of the packet, from IP on
+    @field_list(INT_FIELDS) bit<16> report_bits;
+    @field_list(INT_FIELDS) bit<8> report_flags;
+    @field_list(INT_FIELDS) drop_t report_reason;
+    @field_list(INT_FIELDS) bit<32> report_node;
+    @field_list(INT_FIELDS) bit<16> report_port;
+    @field_list(INT_FIELDS) bit<8> report_queue;
+    @field_list(INT_FIELDS) bit<48> report_time;
 
     flow_record_t record;
 }

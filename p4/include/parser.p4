@@ -68,6 +68,7 @@ parser PacketParser(packet_in packet, out headers_t hdr, inout metadata_t meta, 
         meta.ip_bytes = hdr.ipv4.total_length;
         meta.l4_bytes = hdr.ipv4.total_length - header_bytes;
         meta.is_later_fragment = hdr.ipv4.fragment_offset == 0 ? 1w0 : 1w1;
+        meta.is_plain = ~meta.is_later_fragment & ~hdr.ipv4.more_fragments;
         transition select(meta.is_later_fragment, meta.proto) {
             (1, _): accept;
             (0, PROTO_AH): parse_ah;
@@ -87,6 +88,7 @@ parser PacketParser(packet_in packet, out headers_t hdr, inout metadata_t meta, 
         meta.proto = hdr.ipv6.next_header;
         meta.ip_bytes = hdr.ipv6.payload_length + 40;
         meta.l4_bytes = hdr.ipv6.payload_length;
+        meta.is_plain = 1;
         transition parse_next_header;
     }
 
@@ -105,6 +107,7 @@ parser PacketParser(packet_in packet, out headers_t hdr, inout metadata_t meta, 
     }
 
     state parse_extension {
+        meta.is_plain = 0;
         bit<16> header_bytes = ((bit<16>) packet.lookahead<bit<16>>()[7:0] + 1) << 3;
         verify(meta.l4_bytes >= header_bytes, error.BadIpHeader);
         packet.extract(hdr.extensions.next, ((bit<32>) header_bytes - 2) << 3);
@@ -114,6 +117,7 @@ parser PacketParser(packet_in packet, out headers_t hdr, inout metadata_t meta, 
     }
 
     state parse_ah {
+        meta.is_plain = 0;
         bit<16> header_bytes = ((bit<16>) packet.lookahead<bit<16>>()[7:0] + 2) << 2;
         verify(meta.l4_bytes >= header_bytes, error.BadIpHeader);
         packet.extract(hdr.extensions.next, ((bit<32>) header_bytes - 2) << 3);
@@ -126,6 +130,7 @@ parser PacketParser(packet_in packet, out headers_t hdr, inout metadata_t meta, 
     }
 
     state parse_fragment {
+        meta.is_plain = 0;
         verify(meta.l4_bytes >= 8, error.BadIpHeader);
         bit<13> offset = packet.lookahead<bit<32>>()[15:3];
         packet.extract(hdr.extensions.next, 48);
@@ -165,6 +170,67 @@ parser PacketParser(packet_in packet, out headers_t hdr, inout metadata_t meta, 
 
     state parse_udp {
         verify(meta.l4_bytes >= 8, error.BadTransportHeader);
+        bit<64> udp = packet.lookahead<bit<64>>();
+        bool may_have_int = udp[47:32] == INT_PORT && udp[31:16] == meta.l4_bytes && meta.l4_bytes >= 24 &&
+                            meta.proto == PROTO_UDP && meta.is_plain == 1;
+        transition select(may_have_int) {
+            true: look_for_int;
+            default: parse_udp_header;
+        }
+    }
+
+    // INT in front of another transport header, whole; else the packet is like any other of UDP.
+    state look_for_int {
+        bit<32> shim = packet.lookahead<bit<96>>()[31:0];
+        meta.int_bytes = 12 + ((bit<16>) shim[23:16] << 2);
+        bit<16> least = meta.int_bytes + (shim[7:0] == PROTO_TCP ? 16w20 : 16w8);
+        bool has_int = shim[31:26] == 0b000110 && shim[23:16] >= 3 && meta.l4_bytes >= least &&
+                       (shim[7:0] == PROTO_TCP || shim[7:0] == PROTO_UDP);
+        transition select(has_int) {
+            true: parse_int;
+            default: parse_no_int;
+        }
+    }
+
+    state parse_no_int {
+        meta.int_bytes = 0;
+        transition parse_udp_header;
+    }
+
+    state parse_int {
+        packet.extract(hdr.int_udp);
+        packet.extract(hdr.int_shim);
+        packet.extract(hdr.int_md);
+        packet.extract(hdr.int_stack, ((bit<32>) hdr.int_shim.words - 3) << 5);
+        meta.proto = hdr.int_shim.proto;
+        meta.ip_bytes = meta.ip_bytes - meta.int_bytes;
+        meta.l4_bytes = meta.l4_bytes - meta.int_bytes;
+        transition select(meta.proto) {
+            PROTO_TCP: parse_tcp_behind_int;
+            default: parse_udp_header;
+        }
+    }
+
+    state parse_tcp_behind_int {
+        bit<16> header_bytes = (bit<16>) packet.lookahead<bit<160>>()[63:60] << 2;
+        transition select(header_bytes >= 20 && meta.l4_bytes >= header_bytes) {
+            true: parse_tcp;
+            default: parse_no_tcp_behind_int;
+        }
+    }
+
+    state parse_no_tcp_behind_int {
+        meta.proto = PROTO_UDP;
+        meta.ip_bytes = meta.ip_bytes + meta.int_bytes;
+        meta.l4_bytes = meta.l4_bytes + meta.int_bytes;
+        meta.int_bytes = 0;
+        meta.sport = hdr.int_udp.sport;
+        meta.dport = hdr.int_udp.dport;
+        meta.payload_bytes = meta.l4_bytes - 8;
+        transition accept;
+    }
+
+    state parse_udp_header {
         packet.extract(hdr.udp);
         meta.sport = hdr.udp.sport;
         meta.dport = hdr.udp.dport;
@@ -184,6 +250,15 @@ parser PacketParser(packet_in packet, out headers_t hdr, inout metadata_t meta, 
 control PacketDeparser(packet_out packet, in headers_t hdr) {
     apply {
         packet.emit(hdr.packet_in);
+        packet.emit(hdr.report_ethernet);
+        packet.emit(hdr.report_ipv4);
+        packet.emit(hdr.report_udp);
+        packet.emit(hdr.report);
+        packet.emit(hdr.report_ports);
+        packet.emit(hdr.report_queue);
+        packet.emit(hdr.report_time);
+        packet.emit(hdr.report_interfaces);
+        packet.emit(hdr.report_drop);
         packet.emit(hdr.ethernet);
         packet.emit(hdr.vlan);
         packet.emit(hdr.inner_vlan);
@@ -191,6 +266,20 @@ control PacketDeparser(packet_out packet, in headers_t hdr) {
         packet.emit(hdr.ipv4_options);
         packet.emit(hdr.ipv6);
         packet.emit(hdr.extensions);
+        packet.emit(hdr.int_udp);
+        packet.emit(hdr.int_shim);
+        packet.emit(hdr.int_md);
+        packet.emit(hdr.int_node_id);
+        packet.emit(hdr.int_ports);
+        packet.emit(hdr.int_latency);
+        packet.emit(hdr.int_queue);
+        packet.emit(hdr.int_ingress_time);
+        packet.emit(hdr.int_egress_time);
+        packet.emit(hdr.int_interfaces);
+        packet.emit(hdr.int_utilization);
+        packet.emit(hdr.int_buffer);
+        packet.emit(hdr.int_complement);
+        packet.emit(hdr.int_stack);
         packet.emit(hdr.tcp);
         packet.emit(hdr.udp);
         packet.emit(hdr.ports);

@@ -16,6 +16,8 @@
 
 #define INT_SOURCES 1024      // entries of the watch list
 #define INT_PORT 4793         // UDP destination port that INT is told by (INT_TBD of the specification)
+#define INT_SESSION 1         // clone session that reports leave by
+#define INT_FIELDS 1          // what a copy for a report keeps of the packet's metadata
 #define INT_REPORT_BYTES 256  // of a packet without INT in a report, at most
 
 #define EXTENSIONS 8           // IPv6 extension headers that are looked behind

@@ -24,8 +24,8 @@ _MARK_IN, _MARK_OUT = 7, 8
 _MARK_MAC: Final = mac("02:be:ac:00:00:99")
 _MARK_HEAD: Final = _MARK_MAC.to_bytes(6, "big") + bytes.fromhex("02beac00000188b6")
 _MARK_BYTES: Final = 60
-INDEXED: Final = ("drops", "parsed", "marked", "exceeded", "flow_collisions")
-DIRECT: Final = ("slice_select", "microflow")
+INDEXED: Final = ("drops", "parsed", "marked", "exceeded", "flow_collisions", "int_events")
+DIRECT: Final = ("slice_select", "microflow", "int_source")
 #: Between any two packets: more than the 2 ms that make a burst of a flow's packets.
 _SPACING_S: Final = 0.004
 _AT_ONCE_S: Final = 0.0005

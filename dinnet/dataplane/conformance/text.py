@@ -12,6 +12,7 @@ from dinnet.dataplane.digests import FlowRecords
 from dinnet.dataplane.entity import (
     ANY,
     Action,
+    CloneSession,
     DefaultEntry,
     DigestConfig,
     Entity,
@@ -64,6 +65,8 @@ class EntityText:
                 return {"meter": entity.meter, "index": entity.index, "rates": entity.rates}
             case Group():
                 return {"group": entity.id, "ports": list(entity.ports)}
+            case CloneSession():
+                return {"clone_session": entity.id, "ports": list(entity.ports)}
             case DigestConfig():
                 return {"digest": entity.digest}
 
@@ -77,6 +80,8 @@ class EntityText:
     def _load(self, value: dict[str, Any]) -> Entity:
         if "group" in value:
             return Group(value["group"], tuple(value["ports"]))
+        if "clone_session" in value:
+            return CloneSession(value["clone_session"], tuple(value["ports"]))
         if "meter" in value:
             return MeterCell(value["meter"], value["index"], Rates(*value["rates"]))
         if "digest" in value:

@@ -505,29 +505,18 @@ __noinline int drop_with_int(struct __sk_buff *skb, struct packet *p, __u32 reas
 	return send_report(skb, p, s, report);
 }
 
-/* The copies of a flooded packet with INT for ports that it must not leave by: without it, and without a report-> */
-__noinline int flood_without_int(struct __sk_buff *skb, struct packet *p, __u32 number)
+/* A flooded packet leaves without INT, and without a report: its copies would need headers of their own. */
+__noinline int take_out_of_flood(struct __sk_buff *skb, struct packet *p)
 {
 	__u32 zero = 0;
 	struct int_scratch *s = bpf_map_lookup_elem(&int_scratch, &zero);
-	struct group *group = bpf_map_lookup_elem(&groups, &number);
 
-	if (!p || !s || !group || take_out(skb, p, s))
-		return TC_ACT_SHOT;
-	for (__u32 i = 0; i < MAX_GROUP_PORTS; i++) {
-		if (i >= group->count)
-			break;
-		__u32 port = group->ports[i];
+	if (!p || !s)
+		return 0;
+	__u32 port = p->ingress_port;
+	struct int_node *node = bpf_map_lookup_elem(&int_node, &port);
 
-		if (port == p->ingress_port)
-			continue;
-		struct int_node *node = bpf_map_lookup_elem(&int_node, &port);
-		__u32 *device = bpf_map_lookup_elem(&egress_port, &port);
-
-		if (node && node->valid && node->is_sink && device && *device)
-			bpf_clone_redirect(skb, *device, 0);
-	}
-	return TC_ACT_SHOT;
+	return node && node->valid && port != CPU_PORT ? take_out(skb, p, s) : 0;
 }
 
 #endif

@@ -93,6 +93,7 @@ const volatile __u64 build_id = 0; /* of the object file, so that a later proces
 const volatile __u64 hash_seed = 0;
 const volatile __u32 flow_set_mask = FLOW_SLOTS / FLOW_WAYS - 1;
 const volatile __u16 int_port = INT_PORT;
+const volatile __u16 int_session = INT_SESSION; /* for the server: the clone session that tells reports' port */
 const volatile __u8 packet_clock = 0; /* take the time from skb->tstamp: for replaying recorded packets */
 
 static __always_inline void count(void *counters, __u32 index, __u32 bytes)

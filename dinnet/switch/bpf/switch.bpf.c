@@ -66,6 +66,8 @@ static __always_inline int flood(struct __sk_buff *skb, struct packet *p, __u32 
 
 	if (!group)
 		return drop(skb, p, DROP_NO_ROUTE);
+	if (p->int_bytes)
+		take_out_of_flood(skb, p);
 	for (__u32 i = 0; i < MAX_GROUP_PORTS; i++) {
 		if (i >= group->count)
 			break;
@@ -73,16 +75,12 @@ static __always_inline int flood(struct __sk_buff *skb, struct packet *p, __u32 
 
 		if (port == p->ingress_port)
 			continue;
-		struct int_node *node = p->int_bytes ? bpf_map_lookup_elem(&int_node, &port) : 0;
-
-		if (node && node->valid && node->is_sink)
-			continue;
 		__u32 *device = bpf_map_lookup_elem(&egress_port, &port);
 
 		if (device && *device)
 			bpf_clone_redirect(skb, *device, 0);
 	}
-	return p->int_bytes ? flood_without_int(skb, p, number) : TC_ACT_SHOT;
+	return TC_ACT_SHOT;
 }
 
 /* What becomes of a packet above its token bucket. Changes where it goes, or drops it. */

@@ -10,6 +10,7 @@ from .marks import dscp, microflows, slices
 from .meters import meters
 from .records import controller, records
 from .stacks import malformed, passing
+from .telemetry import telemetry
 
 BOOKS: dict[str, Callable[[], Book]] = {
     "forward_l2": stations,
@@ -23,4 +24,5 @@ BOOKS: dict[str, Callable[[], Book]] = {
     "meters": meters,
     "flow_records": records,
     "controller": controller,
+    "telemetry": telemetry,
 }
