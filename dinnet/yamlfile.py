@@ -13,6 +13,14 @@ from dinnet.errors import DinnetError, reason
 Checked = TypeVar("Checked", bound=BaseModel)
 
 
+class Misplaced(ValueError):
+    """What a model's validator says of a part deeper inside: `location` leads there from the model."""
+
+    def __init__(self, why: str, *location: int | str) -> None:
+        super().__init__(why)
+        self.location = location
+
+
 class _Loader(yaml.SafeLoader):
     """The safe loader, which would quietly take the last of two equal keys, made to refuse them."""
 
@@ -55,13 +63,15 @@ def load_yaml(path: Path, model: type[Checked]) -> Checked:
         return model.model_validate(content)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
+        cause = first.get("ctx", {}).get("error")
+        location = first["loc"] + (cause.location if isinstance(cause, Misplaced) else ())
+        where = ".".join(map(str, location))
         why = first["msg"].removeprefix("Value error, ")
         if first["type"] == "extra_forbidden":
             why = "unknown key"
         elif first["type"] == "missing":
             why = "this key is missing"
-        raise DinnetError(f"{path}:{_line(node, first['loc'])}: {f'{where}: ' if where else ''}{why}") from error
+        raise DinnetError(f"{path}:{_line(node, location)}: {f'{where}: ' if where else ''}{why}") from error
 
 
 def _line(node: yaml.Node | None, location: tuple[int | str, ...]) -> int:

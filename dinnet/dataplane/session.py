@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -27,13 +27,14 @@ _log: Final = logging.getLogger(__name__)
 _Config = p4r.SetForwardingPipelineConfigRequest
 _Batch = list[tuple[p4r.Update.Type.ValueType, Entity]]
 _SENT_S: Final = 0.0005  # in which the event loop, which takes several turns for it, sends a request
+_ROUNDED: Final = 0.01  # by which a switch may round the rates of meters
 _UPDATE_BYTES: Final = 16  # around an entity, at most
 
 
 @dataclass(frozen=True, slots=True)
 class SessionOptions:
     device_id: int = 1
-    election_id: int = 1  # the highest of a role's clients is primary
+    election_id: int = 1  # the highest of a role's clients is primary; 0: only reads
     role: str = ""
     tls: ClientTls | None = None
     call_timeout_s: float = 30.0
@@ -125,7 +126,8 @@ class Session:
 
     async def _arbitrate(self) -> None:
         update = p4r.MasterArbitrationUpdate(device_id=self.options.device_id)
-        update.election_id.CopyFrom(U128.encode(self.options.election_id))
+        if self.options.election_id:
+            update.election_id.CopyFrom(U128.encode(self.options.election_id))
         if self.options.role:
             update.role.name = self.options.role
         await self._client.send(p4r.StreamMessageRequest(arbitration=update))
@@ -320,34 +322,42 @@ class Session:
             ]
         return []
 
-    async def reconcile(self, desired: Iterable[Entity]) -> Changes:
+    async def reconcile(self, desired: Iterable[Entity], without: Collection[str] = ()) -> Changes:
         """Make the switch have exactly these entities, with the fewest changes; returns them.
 
-        Defaults that nothing is said about become what the program begins with; meter cells become green.
+        Defaults that nothing is said about become what the program begins with; meter cells become green. The tables
+        `without` are somebody else's: they stay as they are.
 
         Raises:
             WriteFailed: Some changes were refused.
         """
+        changes = await self.changes_to(desired, without)
+        await self.apply(changes)
+        return changes
+
+    async def changes_to(self, desired: Iterable[Entity], without: Collection[str] = ()) -> Changes:
+        """What `reconcile` would do. Nothing is written."""
         wanted = list(desired)
         said = {entity.key for entity in wanted}
-        observed = await self.entities()
-        begin = [self.codec.default_of(table.alias) for table in self.program.info.tables.values()]
+        observed = await self.entities(without)
+        tables = [table.alias for table in self.program.info.tables.values() if table.alias not in without]
+        begin = [self.codec.default_of(table) for table in tables]
         wanted += [default for default in begin if default is not None and default.key not in said]
         wanted += [
             MeterCell(each.meter, each.index, None)
             for each in observed
             if isinstance(each, MeterCell) and each.rates is not None and each.key not in said
         ]
-        changes = difference(wanted, observed)
-        await self.apply(changes)
-        return changes
+        return difference(_settled(wanted, observed), observed)
 
     # Reading.
 
-    async def entities(self) -> list[Entity]:
-        """Everything that the switch has: entries, defaults, groups, meter cells with rates, digests."""
+    async def entities(self, without: Collection[str] = ()) -> list[Entity]:
+        """Everything that the switch has, but the tables `without`: entries, defaults, groups, meter cells, digests."""
         asked: list[p4r.Entity] = []
         for table in self.program.info.tables.values():
+            if table.alias in without:
+                continue
             entry = p4r.TableEntry(table_id=table.id)
             if table.meter is not None:
                 entry.meter_config.SetInParent()
@@ -432,6 +442,23 @@ async def connected(address: str, program: Program, options: SessionOptions | No
         yield session
     finally:
         await session.close()
+
+
+def _settled(wanted: Iterable[Entity], observed: Iterable[Entity]) -> list[Entity]:
+    """The wanted entities, with a meter's rates as the switch rounded them: else it would be written for ever."""
+    there = {each.key: each for each in observed if isinstance(each, MeterCell)}
+    found: list[Entity] = []
+    for each in wanted:
+        other = there.get(each.key) if isinstance(each, MeterCell) else None
+        is_rounded = (
+            isinstance(each, MeterCell)
+            and other is not None
+            and each.rates is not None
+            and other.rates is not None
+            and all(abs(a - b) <= a * _ROUNDED for a, b in zip(each.rates, other.rates, strict=True))
+        )
+        found.append(other if other is not None and is_rounded else each)
+    return found
 
 
 def _plain(error: P4ClientError) -> str:

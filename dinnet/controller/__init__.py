@@ -1,0 +1,1 @@
+"""The controller: what the network should be, compared with what it is, for ever."""
