@@ -55,7 +55,6 @@ class Controller(BaseModel):
     election_id: int = Field(default=1, ge=1, le=2**64 - 1)  # the highest of several controllers is in charge
     api: Endpoint = "unix:/run/dinnet-controller.sock"
     metrics: Endpoint | None = None  # Prometheus; loopback is meant
-    state: Path | None = None  # folder; the last good intent is kept there for a start with a bad one
     resync_s: float = Field(default=30, ge=0.2, le=3600)  # between read-backs of a switch or host
 
 
@@ -103,13 +102,14 @@ class Intent(BaseModel):
                 if end in taken:
                     raise Misplaced(f"{text} is an end of link {taken[end]}", *where)
                 taken[end] = name
-        places: dict[tuple[str | None, str], str] = {}
+        spaces: dict[str | None, str] = {}
         for name, host in self.hosts.items():
-            for place, device in enumerate(host.interfaces):
-                if (other := places.setdefault((host.netns, device), name)) != name:
-                    raise Misplaced(f"{device} is an interface of host {other}", "hosts", name, "interfaces", place)
-                if host.interfaces.index(device) != place:
-                    raise Misplaced(f"{device} is there twice", "hosts", name, "interfaces", place)
+            if (other := spaces.setdefault(host.netns, name)) != name:
+                place = f"network namespace {host.netns}" if host.netns else "this machine"
+                raise Misplaced(f"{place} is host {other} already", "hosts", name)
+            for place_of, device in enumerate(host.interfaces):
+                if host.interfaces.index(device) != place_of:
+                    raise Misplaced(f"{device} is there twice", "hosts", name, "interfaces", place_of)
 
     def end(self, text: str) -> tuple[str, int | str] | None:
         """(host, interface) or (switch, port number) that an end names."""
@@ -225,14 +225,14 @@ class Intent(BaseModel):
             codes.add(each.dscp)
 
 
-def load_intent(path: Path) -> Intent:
-    """Read an intent file; paths in it are relative to it.
+def load_intent(path: Path, folder: Path | None = None) -> Intent:
+    """Read an intent file; paths in it are relative to it, or to `folder`.
 
     Raises:
         DinnetError: It cannot be read, or something in it is wrong; with file, line and reason.
     """
     intent = load_yaml(path, Intent)
-    folder = path.parent
+    folder = folder or path.parent
     switches = {}
     for name, switch in intent.switches.items():
         if switch.tls is not None:
@@ -242,8 +242,6 @@ def load_intent(path: Path) -> Intent:
     changed: dict[str, object] = {"switches": switches}
     if intent.classifier.model is not None:
         changed["classifier"] = intent.classifier.model_copy(update={"model": folder / intent.classifier.model})
-    if intent.controller.state is not None:
-        changed["controller"] = intent.controller.model_copy(update={"state": folder / intent.controller.state})
     if intent.token_buckets is not None and intent.token_buckets.token_file is not None:
         token = folder / intent.token_buckets.token_file
         changed["token_buckets"] = intent.token_buckets.model_copy(update={"token_file": token})

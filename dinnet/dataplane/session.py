@@ -380,6 +380,15 @@ class Session:
                 found.append(entity)
         return found
 
+    async def entries(self, table: str) -> list[Entity]:
+        """The entries of one table."""
+        entry = p4r.TableEntry(table_id=self.codec.table(table).id)
+        if self.codec.table(table).meter is not None:
+            entry.meter_config.SetInParent()
+        asked = [p4r.Entity(table_entry=entry)]
+        decoded = [self.codec.decode(message) async for message in self._read_entities(asked)]
+        return [entity for entity in decoded if entity is not None]
+
     async def counters(self, name: str) -> list[Count]:
         """All cells of an indexed counter, by the last part of its name."""
         id = next(id for id, view in self.program.info.counters.items() if view.name.rpartition(".")[2] == name)
