@@ -105,11 +105,11 @@ class Intent(BaseModel):
         spaces: dict[str | None, str] = {}
         for name, host in self.hosts.items():
             if (other := spaces.setdefault(host.netns, name)) != name:
-                place = f"network namespace {host.netns}" if host.netns else "this machine"
-                raise Misplaced(f"{place} is host {other} already", "hosts", name)
-            for place_of, device in enumerate(host.interfaces):
-                if host.interfaces.index(device) != place_of:
-                    raise Misplaced(f"{device} is there twice", "hosts", name, "interfaces", place_of)
+                which = f"network namespace {host.netns}" if host.netns else "this machine"
+                raise Misplaced(f"{which} is host {other} already", "hosts", name)
+            for number, device in enumerate(host.interfaces):
+                if host.interfaces.index(device) != number:
+                    raise Misplaced(f"{device} is there twice", "hosts", name, "interfaces", number)
 
     def end(self, text: str) -> tuple[str, int | str] | None:
         """(host, interface) or (switch, port number) that an end names."""

@@ -245,7 +245,8 @@ class MarkBook:
 
         Those that give come before those that take, so that the sum is never above the slice.
         """
-        give, take = [], []
+        give: list[Entity] = []
+        take: list[Entity] = []
         for mark in {id(each): each for each in self.marks.values()}.values():
             if mark.id in rates and rates[mark.id] != mark.rates:
                 old, mark.rates = mark.rates, rates[mark.id]

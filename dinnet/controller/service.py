@@ -249,7 +249,7 @@ class Service:
 
 
 def _marks(task: SwitchTask) -> list[dict[str, Any]]:
-    found = []
+    found: list[dict[str, Any]] = []
     for mark in {id(mark): mark for mark in task.book.marks.values()}.values():
         if len(found) == _SHOWN_MARKS:
             break

@@ -29,7 +29,7 @@ async def supervised(status: DeviceStatus, body: Callable[[], Awaitable[None]]) 
             if str(error) != status.error:
                 _log.warning("%s %s: %s", status.kind, status.name, error)
             status.fail(str(error))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - told, and begun again
             _log.exception("%s %s: a fault of the controller's own", status.kind, status.name)
             status.fail(f"a fault of the controller's own: {type(error).__name__}: {error}")
         if loop.time() - begun > _STEADY_S:

@@ -124,7 +124,7 @@ async def _answered(reader: asyncio.StreamReader, handler: Handler) -> Answer:
         return told(400, {"error": "a line that is too long"})
     try:
         return handler(Request(first[0], first[1].partition("?")[0], headers, body))
-    except Exception:
+    except Exception:  # noqa: BLE001 - told, and the controller goes on
         _log.exception("API: %s %s", first[0], first[1])
         return told(500, {"error": "a fault of the controller's own"})
 
