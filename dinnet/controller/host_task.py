@@ -24,7 +24,7 @@ def line_of(change: Change) -> str:
     """A change as a line of a diff."""
     sign = {"add": "+", "change": "~", "delete": "-"}[change.action]
     before = f"  (was {change.before})" if change.before and change.action == "change" else ""
-    return f"{sign} {change.where}: {change.kind} {change.what}{before}"
+    return f"{sign} {change.where}: {change.what}{before}"
 
 
 class HostTask:

@@ -19,6 +19,7 @@ from dinnet.controller.supervise import first_of, supervised
 from dinnet.dataplane.client import ClientTls
 from dinnet.dataplane.diff import Changes
 from dinnet.dataplane.entity import Entity, Rates
+from dinnet.dataplane.errors import SessionLost
 from dinnet.dataplane.program import dinnet_program
 from dinnet.dataplane.session import Session, SessionOptions, connected
 
@@ -74,7 +75,7 @@ class SwitchTask:
             while True:
                 if not session.is_primary:
                     self.status.state, self.status.error = "standby", ""
-                    await session.until_primary()
+                    await session.compete()
                 _log.info("switch %s: in charge", name)
                 self.status.state = "in charge"
                 await session.ensure_pipeline()
@@ -169,10 +170,10 @@ async def cleared(switch: Switch, election_id: int) -> Changes:
         SessionLost: It cannot be reached, or another controller is in charge.
         WriteFailed: Some changes were refused.
     """
-    from dinnet.dataplane.errors import SessionLost
-
     program = dinnet_program()
     async with connected(switch.address, program, options_of(switch, election_id)) as session:
+        if session.is_vacant:
+            await session.compete()
         if not session.is_primary:
             raise SessionLost(f"{switch.address}: another controller with a higher election id is in charge; stop it")
         if await session.running_cookie() != program.cookie:

@@ -56,8 +56,11 @@ class Session:
         self.address = address
         self.program = program
         self.options = options
+        self._own_id = options.election_id
         self.codec = Codec(program)
         self.is_primary = False
+        self.is_vacant = False  # no client is primary
+        self.highest_id = 0  # of all election ids that the switch has seen
         self.dropped = 0  # messages that nobody took in time
         self.digests: asyncio.Queue[FlowRecords] = asyncio.Queue(options.queue_size)
         self.packets: asyncio.Queue[PacketIn] = asyncio.Queue(options.queue_size)
@@ -103,6 +106,20 @@ class Session:
             SessionLost: The connection broke.
         """
         await self._await_arbitration(lambda: self.is_primary)
+
+    async def compete(self) -> None:
+        """Wait until this client is primary, and step in where none is.
+
+        A switch takes no client below the highest election id it has ever seen (specification, "Arbitration"), so who
+        steps in goes above it by its own id: of several standbys the one with the highest id of its own wins.
+
+        Raises:
+            SessionLost: The connection broke.
+        """
+        while not self.is_primary:
+            await self._await_arbitration(lambda: self.is_primary or self.is_vacant)
+            if not self.is_primary:
+                await self.set_election_id(self.highest_id + self._own_id)
 
     async def until_standby(self) -> None:
         """Wait until another client is primary, or none.
@@ -151,7 +168,7 @@ class Session:
         except RuntimeError as error:  # finsy's word for the end of the stream
             raise SessionLost(f"{self.address}: the switch ended the session") from error
         finally:
-            self.is_primary = False
+            self.is_primary = self.is_vacant = False
             asyncio.get_running_loop().call_soon(lambda: asyncio.ensure_future(self._tell()))
 
     async def _tell(self) -> None:
@@ -163,6 +180,8 @@ class Session:
             case "arbitration":
                 self._rounds += 1
                 self.is_primary = message.arbitration.status.code == Code.OK
+                self.is_vacant = message.arbitration.status.code == Code.NOT_FOUND
+                self.highest_id = U128.decode(message.arbitration.election_id)
                 await self._tell()
             case "digest":
                 await self._take_digests(message.digest)
