@@ -32,7 +32,7 @@ _OFFLOAD_FRAME_BYTES: Final = 32_768  # a usual size of a segmentation-offload p
 _SIOCETHTOOL: Final = 0x8946
 # linux/ethtool.h: set scatter-gather, TCP segmentation, generic segmentation, generic receive offload
 _ETHTOOL_SET: Final = {"sg": 0x19, "tso": 0x1F, "gso": 0x24, "gro": 0x2C}
-_IFA_F_NODAD: Final = 0x02
+IFA_F_NODAD: Final = 0x02
 _CONGESTION_CONTROL: Final = "cubic"  # the usual default of the world; some kernels are built with another
 _ALLOWED_CONTROLS: Final = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
 
@@ -97,16 +97,21 @@ def network(
         DinnetError: No root, a missing tool, or a kernel that lacks a feature; says which.
     """
     require_root()
-    built = Network(link, f"dn{os.getpid()}.{next(_RUNS)}", hosts, folder)
-    with _terminable():
+    built = Network(link, new_prefix(), hosts, folder)
+    with terminable():
         try:
             _build(built, seed)
             yield built
         finally:
-            with _uninterrupted():
+            with uninterrupted():
                 stop_all(built.children)
                 for namespace in (built.switch, *map(built.namespace, hosts)):
-                    _remove(namespace)
+                    remove_namespace(namespace)
+
+
+def new_prefix() -> str:
+    """What the names of a network's namespaces begin with: tells whose they are, so that leftovers are found."""
+    return f"dn{os.getpid()}.{next(_RUNS)}"
 
 
 class Terminated(BaseException):
@@ -143,12 +148,12 @@ def remove_leftovers() -> list[str]:
     require_root()
     names = leftovers()
     for name in names:
-        _remove(name)
+        remove_namespace(name)
     return names
 
 
 @contextlib.contextmanager
-def _terminable() -> Iterator[None]:
+def terminable() -> Iterator[None]:
     """Turn SIGTERM and SIGHUP into an exception while the block runs, or at its end.
 
     Python drops an exception that is raised in a finalizer or a fork's hook, and a signal may come in one.
@@ -173,7 +178,7 @@ def _terminable() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _uninterrupted() -> Iterator[None]:
+def uninterrupted() -> Iterator[None]:
     """Hold back Ctrl-C and termination until the block is through."""
     held = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, held)
@@ -183,7 +188,7 @@ def _uninterrupted() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _remove(namespace: str) -> None:
+def remove_namespace(namespace: str) -> None:
     from pyroute2 import netns
 
     if (NETNS_FOLDER / namespace).exists():
@@ -199,11 +204,11 @@ def _build(built: Network, seed: int) -> None:
     link = built.link
     relayed = link.delay_ms > 0 or link.loss > 0
     try:
-        with _congestion_control_allowed():
+        with congestion_control_allowed():
             for namespace in (built.switch, *map(built.namespace, built.hosts)):
                 netns.create(namespace)
                 with inside(namespace):
-                    _settle(namespace == built.switch)
+                    settle(namespace == built.switch)
         _wire(built, relayed)
         for number, host in enumerate(built.hosts, start=1):
             _configure_host(built, host, number)
@@ -214,11 +219,12 @@ def _build(built: Network, seed: int) -> None:
     except OSError as error:
         raise DinnetError(f"cannot build the testbed: {error.strerror or error}") from error
     if relayed:
-        _start_relay(built, seed)
+        sides = ((built.switch, "relay-host"), (built.switch, "relay-port"))
+        built.children.append(start_relay(sides, link.delay_ms, link.loss, seed, built.folder / "relay.log"))
 
 
 @contextlib.contextmanager
-def _congestion_control_allowed() -> Iterator[None]:
+def congestion_control_allowed() -> Iterator[None]:
     """Let namespaces choose our congestion control: they may only take one that is on the machine's allowed list."""
     NETNS_FOLDER.mkdir(parents=True, exist_ok=True)
     lock = os.open(NETNS_FOLDER, os.O_RDONLY | os.O_CLOEXEC)
@@ -235,7 +241,7 @@ def _congestion_control_allowed() -> Iterator[None]:
         os.close(lock)
 
 
-def _settle(is_switch: bool) -> None:
+def settle(is_switch: bool) -> None:
     """Set the kernel's network options of the namespace that this thread is in."""
     options = {
         "ipv4/tcp_congestion_control": _CONGESTION_CONTROL,
@@ -262,6 +268,8 @@ def _wire(built: Network, relayed: bool) -> None:
     from pyroute2 import IPRoute
 
     link = built.link
+    # With segmentation offload a frame is what the sender's stack handed down.
+    waiting = queue_frames(link.rate_mbit, _OFFLOAD_FRAME_BYTES if link.offload else link.mtu)
     with inside(built.switch), IPRoute() as ip:
         ip.link("add", ifname="br0", kind="bridge", br_mcast_snooping=0, br_forward_delay=0)
         bridge = ip.link_lookup(ifname="br0")[0]
@@ -271,20 +279,20 @@ def _wire(built: Network, relayed: bool) -> None:
             behind_relay = relayed and number == last
             with (NETNS_FOLDER / built.namespace(host)).open() as there:
                 outer = "relay-host" if behind_relay else f"port{number}"
-                peer = {"ifname": "eth0", "net_ns_fd": there.fileno(), "mtu": link.mtu, "txqlen": _queue_frames(link)}
-                ip.link("add", ifname=outer, kind="veth", mtu=link.mtu, txqlen=_queue_frames(link), peer=peer)
+                peer = {"ifname": "eth0", "net_ns_fd": there.fileno(), "mtu": link.mtu, "txqlen": waiting}
+                ip.link("add", ifname=outer, kind="veth", mtu=link.mtu, txqlen=waiting, peer=peer)
             names = [outer]
             if behind_relay:
                 peer = {"ifname": "relay-port", "mtu": link.mtu, "txqlen": 10_000}
-                ip.link("add", ifname=f"port{number}", kind="veth", mtu=link.mtu, txqlen=_queue_frames(link), peer=peer)
+                ip.link("add", ifname=f"port{number}", kind="veth", mtu=link.mtu, txqlen=waiting, peer=peer)
                 names += [f"port{number}", "relay-port"]
             ports.append(ip.link_lookup(ifname=f"port{number}")[0])
             for name in names:
-                _set_offloads(name, link.offload)
+                set_offloads(name, link.offload)
                 ip.link("set", index=ip.link_lookup(ifname=name)[0], state="up")
             ip.link("set", index=ports[-1], master=bridge)
             if link.bottleneck == "switch":
-                _limit(ip, ports[-1], link)
+                limit(ip, ports[-1], link.rate_mbit, link.mtu)
         ip.link("set", index=bridge, mtu=link.mtu, state="up")
 
 
@@ -294,25 +302,24 @@ def _configure_host(built: Network, host: str, number: int) -> None:
     with inside(built.namespace(host)), IPRoute() as ip:
         ip.link("set", index=ip.link_lookup(ifname="lo")[0], state="up")
         index = ip.link_lookup(ifname="eth0")[0]
-        _set_offloads("eth0", built.link.offload)
+        set_offloads("eth0", built.link.offload)
         ip.link("set", index=index, state="up")
         ip.addr("add", index=index, address=f"10.77.0.{number}", prefixlen=24)
-        ip.addr("add", index=index, address=f"fd77::{number:x}", prefixlen=64, flags=_IFA_F_NODAD)
+        ip.addr("add", index=index, address=f"fd77::{number:x}", prefixlen=64, flags=IFA_F_NODAD)
         if built.link.bottleneck == "host":
-            _limit(ip, index, built.link)
+            limit(ip, index, built.link.rate_mbit, built.link.mtu)
 
 
-def _queue_frames(link: Link) -> int:
-    """Frames that the queue in front of the link holds: 30 ms at its rate, in frames of the size that it carries."""
-    frame = _OFFLOAD_FRAME_BYTES if link.offload else link.mtu
-    return max(32, int(link.rate_mbit * 125_000 * _QUEUE_S / frame))
+def queue_frames(rate_mbit: float, frame_bytes: int) -> int:
+    """Frames that the queue in front of a link holds: 30 ms at its rate."""
+    return max(32, int(rate_mbit * 125_000 * _QUEUE_S / frame_bytes))
 
 
-def _limit(ip: Any, index: int, link: Link) -> None:
-    """Hold an interface's sending side to the link's rate. HTB's own queue takes the interface's queue length."""
-    rate_bytes = int(link.rate_mbit * 125_000)
+def limit(ip: Any, index: int, rate_mbit: float, mtu: int) -> None:
+    """Hold an interface's sending side to a rate. HTB's own queue takes the interface's queue length."""
+    rate_bytes = int(rate_mbit * 125_000)
     # HTB sends at most a burst per timer tick, and a burst must hold the largest frame.
-    burst = max(2 * link.mtu, rate_bytes // 4_000)
+    burst = max(2 * mtu, rate_bytes // 4_000)
     ip.tc("add", "htb", index, handle=0x10000, default=0x10)
     ip.tc(
         "add-class", "htb", index,
@@ -320,7 +327,7 @@ def _limit(ip: Any, index: int, link: Link) -> None:
     )  # fmt: skip
 
 
-def _set_offloads(interface: str, on: bool) -> None:
+def set_offloads(interface: str, on: bool) -> None:
     """Switch the offloads of an interface of the current namespace, by ethtool's ioctl."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
         for name, command in _ETHTOOL_SET.items():
@@ -336,19 +343,25 @@ def _set_offloads(interface: str, on: bool) -> None:
                 ) from error
 
 
-def _start_relay(built: Network, seed: int) -> None:
+def start_relay(
+    sides: tuple[tuple[str, str], tuple[str, str]], delay_ms: float, loss: float, seed: int, log: Path
+) -> Child:
+    """Carry frames between two interfaces, each given as (namespace, name), until the child is ended."""
     from dinnet.testbed.relay import open_side, relay
 
-    link = built.link
-    with inside(built.switch):
-        sides = (open_side("relay-host"), open_side("relay-port"))
+    opened = []
+    for namespace, interface in sides:
+        with inside(namespace):
+            opened.append(open_side(interface))
+    ends = (opened[0], opened[1])
 
     def work() -> None:
         # A late wake-up of the relay is jitter that nobody asked for.
         with contextlib.suppress(OSError):
             os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(10))
-        relay(sides, link.delay_ms / 1_000, link.loss, seed)
+        relay(ends, delay_ms / 1_000, loss, seed)
 
-    built.children.append(fork("relay", built.switch, built.folder / "relay.log", work))
-    for side in sides:
+    child = fork("relay", sides[0][0], log, work)
+    for side in opened:
         side.close()
+    return child

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -78,8 +79,14 @@ def stop_all(children: list[Child]) -> None:
         child.stop()
 
 
+def start_dinnet(name: str, log: Path, *arguments: str) -> Child:
+    """Run one of dinnet's own commands in a child that, too, ends with its parent."""
+    command = [sys.executable, "-m", "dinnet", *arguments]
+    return fork(name, "", log, lambda: os.execv(command[0], command))
+
+
 def fork(name: str, namespace: str, log: Path, work: Callable[[], None]) -> Child:
-    """Run `work` in a child in `namespace`; SIGTERM ends it, and so does the end of its parent.
+    """Run `work` in a child in `namespace` ("": where its parent is); SIGTERM ends it, and so does the end of its parent.
 
     A fork and not a new interpreter: a scenario starts some twenty processes, and importing takes longer than
     the connections that they make.
@@ -109,7 +116,7 @@ def fork(name: str, namespace: str, log: Path, work: Callable[[], None]) -> Chil
         os.close(descriptor)
         # Whatever the parent had in their place (a test's capture) writes elsewhere.
         sys.stdout = sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
-        with inside(namespace):
+        with inside(namespace) if namespace else contextlib.nullcontext():
             work()
         code = 0
     except BaseException:  # noqa: BLE001 - the child's last act is to say why it failed
