@@ -86,7 +86,7 @@ def start_dinnet(name: str, log: Path, *arguments: str) -> Child:
 
 
 def fork(name: str, namespace: str, log: Path, work: Callable[[], None]) -> Child:
-    """Run `work` in a child in `namespace` ("": where its parent is); SIGTERM ends it, and so does the end of its parent.
+    """Run `work` in a child in `namespace` ("": its parent's); SIGTERM ends it, and so does the end of its parent.
 
     A fork and not a new interpreter: a scenario starts some twenty processes, and importing takes longer than
     the connections that they make.
