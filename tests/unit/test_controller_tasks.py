@@ -24,7 +24,7 @@ from dinnet.switch.memory import MemoryTarget
 from dinnet.switch.server import ServerOptions, serving
 from dinnet.switch.target import MeterConfig
 
-TIMEOUT_S = 60
+TIMEOUT_S = 15
 
 
 class Always(Classifier):
