@@ -118,7 +118,7 @@ def measure(rate: int, seconds: int, folder: Path) -> dict[str, float]:
         p4rt = stack.enter_context(controllerkit.switch(folder, microflows=65536, flows=65536))
         port = free_port()
         wanted = controllerkit.intent(
-            folder, p4rt, hosts={}, links={}, classifier={"threshold": THRESHOLD, "sure": THRESHOLD}
+            folder, p4rt, hosts={}, links={}, classifier={"threshold": THRESHOLD, "sure": THRESHOLD, "digest_delay_ms": 4}
         )
         wanted["controller"] |= {"metrics": f"127.0.0.1:{port}", "resync_s": 30}
         path = controllerkit.write(folder / "intent.yaml", wanted)
