@@ -63,7 +63,7 @@ def switch(folder: Path, **more: Any) -> Iterator[Path]:
                 "netns": SWITCH,
                 "ports": {1: "p1", 2: "p2"},
                 "p4runtime": {"listen": f"unix:{place}"},
-                "tables": {"microflows": 16384, "flows": 16384, **more},
+                "tables": {"microflows": 16384, "flows": 16384} | more,
             }
         )
         .replace('"1":', "1:")

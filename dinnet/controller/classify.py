@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _log: Final = logging.getLogger(__name__)
 _MOST_LISTS: Final = 64  # of digests in one batch
 _NAMES: Final = (*CLASSES, "unclassified")
-_LONGEST_S: Final = 60.0  # a mark that seems to have taken longer tells of a clock that jumped
+_LONGEST_S: Final = 60.0  # a mark that seems to have taken longer tells of another clock
 _AGAIN: Final = {"ALREADY_EXISTS": "insert", "NOT_FOUND": "modify"}
 
 
@@ -47,16 +47,19 @@ class Loop:
         self._tell()
         while True:
             batch = [await session.digests.get()]
+            came_s = time.monotonic()
             while len(batch) < _MOST_LISTS and not session.digests.empty():
                 batch.append(session.digests.get_nowait())
             async with self.lock:
-                await self._take(session, batch, split_ports())
+                await self._take(session, batch, split_ports(), came_s)
             if session.dropped != self._dropped:
                 _log.warning("switch %s: %d messages came faster than work", self._name, session.dropped)
                 self._dropped = session.dropped
                 self._metrics.lost.labels(self._name).set(session.dropped)
 
-    async def _take(self, session: Session, batch: list[FlowRecords], split_ports: frozenset[int]) -> None:
+    async def _take(
+        self, session: Session, batch: list[FlowRecords], split_ports: frozenset[int], came_s: float
+    ) -> None:
         records = np.concatenate([each.records for each in batch])
         ports = np.concatenate([each.ingress_ports for each in batch])
         verdicts = self._classifier.classify(records)
@@ -66,15 +69,18 @@ class Loop:
         self._book.classified.clear()
         if decided.changes:
             await write_marks(session, self._book, decided.changes, self._refused)
-            self._note_latency(records, decided.rows)
+            self._note_latency(records, decided.rows, came_s)
             self._tell()
 
-    def _note_latency(self, records: NDArray[Any], rows: list[int]) -> None:
-        now_us = time.time_ns() // 1000
+    def _note_latency(self, records: NDArray[Any], rows: list[int], came_s: float) -> None:
+        """By the switch's clock where it is one of this machine's, else from when the digest came in."""
         latency = self._metrics.latency.labels(self._name)
-        for taken_us in (now_us - records["first_us"][rows] - records["duration_us"][rows].astype(np.int64)).tolist():
-            if 0 <= taken_us < _LONGEST_S * 1_000_000:
-                latency.observe(taken_us / 1_000_000)
+        clocks_us = (time.monotonic_ns() // 1000, time.time_ns() // 1000)
+        since_came_us = (time.monotonic() - came_s) * 1_000_000
+        for packet_us in (records["first_us"][rows] + records["duration_us"][rows].astype(np.int64)).tolist():
+            taken_us = (clock - packet_us for clock in clocks_us)
+            found = next((each for each in taken_us if 0 <= each < _LONGEST_S * 1_000_000), since_came_us)
+            latency.observe(found / 1_000_000)
 
     async def age(self, session: Session) -> None:
         """Take away marks that the switch tells are idle, until the session breaks."""

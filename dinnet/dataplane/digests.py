@@ -6,9 +6,10 @@ from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-from finsy.proto import p4d
+from finsy.proto import p4d, p4r
 from numpy.typing import NDArray
 
+from dinnet.dataplane.digestwire import WireReader
 from dinnet.flows.record import RECORD_DTYPE, Records
 from dinnet.switch.p4info import Digest, LeafKind, Struct
 
@@ -39,6 +40,16 @@ class DigestDecoder:
         )
         if unknown := [name for name, _ in self._leaves if name not in names | {*_HALVED, "ingress_port"}]:
             raise DigestError(f"digest {digest.name}: no flow record has {', '.join(unknown)}")
+        self._wire = WireReader([name for name, _ in self._leaves])
+
+    def decode_list(self, listed: p4r.DigestList) -> FlowRecords:
+        """The records of one list, in their order.
+
+        Raises:
+            DigestError: A member is missing or of another type.
+        """
+        found = self._wire.read(listed)
+        return FlowRecords(*found) if found is not None else self.decode(listed.data)
 
     def decode(self, data: Iterable[p4d.P4Data]) -> FlowRecords:
         """The records of one list, in their order.

@@ -198,7 +198,7 @@ class Session:
     async def _take_digests(self, listed: p4r.DigestList) -> None:
         decoder = self._decoders.get(listed.digest_id)
         if decoder is not None:
-            self._put(self.digests, decoder.decode(listed.data))
+            self._put(self.digests, decoder.decode_list(listed))
         ack = p4r.DigestListAck(digest_id=listed.digest_id, list_id=listed.list_id)
         await self._client.send(p4r.StreamMessageRequest(digest_ack=ack))
 

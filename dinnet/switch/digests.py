@@ -36,10 +36,32 @@ class DigestEncoder:
         self._small = {
             kind: [prefix[1] + bytes([value]) for value in range(256)] for kind, prefix in self._prefixes.items()
         }
+        self._flat = self._tables()
 
     def encode(self, row: Row) -> bytes:
         """The bytes of one `data` field of a DigestList."""
-        return _field(0x1A, self._encode(self._layout, iter(row)))
+        if self._flat is None:
+            return _field(0x1A, self._encode(self._layout, iter(row)))
+        parts = []
+        for value, (small, prefixes) in zip(row, self._flat, strict=True):
+            if value < 256:
+                parts.append(small[value])
+            else:
+                size = (value.bit_length() + 7) >> 3
+                parts.append(prefixes[size] + value.to_bytes(size, "big"))
+        return _field(0x1A, _field(0x2A, b"".join(parts)))
+
+    def _tables(self) -> list[tuple[list[bytes], list[bytes]]] | None:
+        """For a struct of nothing but numbers, as flow records are: what stands for each member's values."""
+        if not isinstance(self._layout, Struct) or self._layout.is_tuple:
+            return None
+        found = []
+        for _, member in self._layout.members:
+            small = self._small.get(member.kind) if isinstance(member, Leaf) else None
+            if not isinstance(member, Leaf) or small is None:
+                return None
+            found.append((small, self._prefixes[member.kind]))
+        return found
 
     def _encode(self, layout: Layout, values: Iterator[int]) -> bytes:
         if isinstance(layout, Leaf):

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from random import Random
 
 import pytest
 
 pytest.importorskip("finsy", reason="needs finsy, which brings P4Runtime's messages")
 
-from finsy.proto import p4d
+from finsy.proto import p4d, p4r
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dinnet.dataplane.codec import CodecError
 from dinnet.dataplane.diff import Changes, Doubled, difference
@@ -317,6 +320,26 @@ def test_a_digest_of_another_shape_is_refused() -> None:
     with pytest.raises(DigestError, match="1 members"):
         DigestDecoder(digest).decode([p4d.P4Data(struct=p4d.P4StructLike(members=[p4d.P4Data(bitstring=b"\1")]))])
     assert len(DigestDecoder(digest).decode([]).records) == 0
+
+
+@given(st.lists(st.lists(st.integers(0, 2**128 - 1), min_size=200, max_size=200), max_size=3), st.randoms())
+def test_digests_are_read_from_their_bytes_as_from_their_objects(rows: list[list[int]], random: Random) -> None:
+    (digest,) = dinnet_program().info.digests.values()
+    decoder = DigestDecoder(digest)
+    listed = p4r.DigestList(digest_id=digest.id, list_id=7, timestamp=2**62)
+    for row in rows:
+        members = listed.data.add().struct.members
+        for (name, leaf), value in zip(digest.leaves, row, strict=False):
+            bits = random.randrange(1, leaf.width + 1)
+            value &= (1 << min(bits, 47)) - 1 if name == "first_us" else (1 << bits) - 1
+            members.add(bitstring=value.to_bytes(max(1, (value.bit_length() + 7) // 8), "big"))
+    quick, slow = decoder.decode_list(listed), decoder.decode(listed.data)
+    assert quick.records.tobytes() == slow.records.tobytes()
+    assert quick.ingress_ports.tolist() == slow.ingress_ports.tolist()
+    if rows:
+        listed.data[0].struct.members.pop()
+        with pytest.raises(DigestError, match="members instead of"):
+            decoder.decode_list(listed)
 
 
 def test_packets_both_ways() -> None:
