@@ -1,4 +1,6 @@
-"""A session of p4runtime-shell, run by its own interpreter: `ADDRESS P4INFO`. Prints one JSON object of what it saw.
+"""A session of p4runtime-shell, run by its own interpreter: `ADDRESS P4INFO [DEVICE_CONFIG]`.
+
+Prints one JSON object of what it saw.
 
 Nothing of dinnet may be imported here: the shell needs a protobuf that dinnet does not live with.
 """
@@ -60,17 +62,18 @@ def session() -> dict[str, object]:
     cells: list[int] = []
     sh.CounterEntry("drops").read(lambda cell: cells.append(cell.packet_count))
     seen["drops"] = cells
-    sh.PacketOut(b"hello", egress_port="5", pad="0").send()
+    sh.PacketOut(bytes(14) + b"hello", egress_port="5", pad="0").send()
     entry.delete()
     seen["left"] = len(list(sh.TableEntry("microflow").read()))
     return seen
 
 
 def main() -> None:
-    address, p4info = sys.argv[1:]
-    blob = Path(p4info).with_suffix(".json")
-    blob.write_bytes(b"{}")
-    config = sh.FwdPipeConfig(p4info, str(blob))
+    address, p4info, *blobs = sys.argv[1:]
+    if not blobs:
+        blobs = [str(Path(p4info).with_suffix(".json"))]
+        Path(blobs[0]).write_bytes(b"{}")
+    config = sh.FwdPipeConfig(p4info, blobs[0])
     sh.setup(device_id=1, grpc_addr=address, election_id=(0, 1), config=config, verbose=False)
     try:
         sys.stdout.write(json.dumps(session()) + "\n")

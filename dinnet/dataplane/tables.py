@@ -290,7 +290,7 @@ class IntCollector(TableEntry):
     TABLE: ClassVar[str] = "int_collector"
     MATCH: ClassVar[tuple[str, ...]] = ()
 
-    action: SetCollector | NoAction
+    action: SetCollector
 
 
 ACTIONS: Final[dict[str, type[Action]]] = {

@@ -57,7 +57,8 @@ def test_wheel_holds_the_package_and_the_model_without_its_scikit_learn_form(whe
         for path in (ROOT / "dinnet").rglob("*")
         if path.is_file() and path.parent.name != "__pycache__"
     }
-    assert names == package | {f"dinnet/_models/default/{name}" for name in model - {LEFT_OUT}}
+    program = {"dinnet/_p4/dinnet.json", "dinnet/_p4/dinnet.p4info.txtpb"}
+    assert names == package | program | {f"dinnet/_models/default/{name}" for name in model - {LEFT_OUT}}
     assert wheel.stat().st_size < 10 << 20
 
 

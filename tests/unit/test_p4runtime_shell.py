@@ -40,4 +40,4 @@ def test_a_session_of_the_shell(tmp_path: Path) -> None:
             "drops": [0, 4, 0, 0, 0, 0, 0, 0],
             "left": 0,
         }
-        assert server.target.packets_out == [(b"hello", (5, 0))]
+        assert server.target.packets_out == [(bytes(14) + b"hello", (5, 0))]

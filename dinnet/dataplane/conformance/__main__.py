@@ -35,30 +35,31 @@ async def record(files: list[Path], binary: Path) -> None:
         "version": bmv2_version(binary),
         "p4": SOURCES_HASH.read_text().strip(),
     }
-    with wires(PORTS) as ports:
-        async with bmv2(binary, ports, dinnet_program()) as session:
-            player = Player(session, ports, RECORD_GRACE_S)
-            for path in files:
-                subject = load(path)
+    for path in files:
+        subject = load(path)
+        vectors = []
+        # A new one for each file: BMv2 keeps the memory of every program that it ever had.
+        with wires(PORTS) as ports:
+            async with bmv2(binary, ports, dinnet_program()) as session:
+                player = Player(session, ports, RECORD_GRACE_S)
                 await player.begin()
-                vectors = []
                 for vector in subject.vectors:
                     try:
                         found = await player.play(replace(vector, expected=None))
                     except DinnetError as error:
                         raise DinnetError(f"{path.stem}, {vector.name}: {error}") from error
                     vectors.append(replace(vector, expected=found))
-                path.write_text(dump(replace(subject, vectors=tuple(vectors), recorded=facts)))
-                print(f"{path.stem}: {len(vectors)} vectors", file=sys.stderr)  # noqa: T201
+        path.write_text(dump(replace(subject, vectors=tuple(vectors), recorded=facts)))
+        print(f"{path.stem}: {len(vectors)} vectors", file=sys.stderr)  # noqa: T201
 
 
 async def replay(files: list[Path], binary: Path | None) -> int:
     """Play every vector and compare; returns how many differ."""
     failed = total = 0
-    with wires(PORTS) as ports:
-        async with _system(binary, ports, dinnet_program()) as session:
-            player = Player(session, ports, REPLAY_GRACE_S)
-            for path in files:
+    for path in files:
+        with wires(PORTS) as ports:
+            async with _system(binary, ports, dinnet_program()) as session:
+                player = Player(session, ports, REPLAY_GRACE_S)
                 await player.begin()
                 for vector in load(path).vectors:
                     if vector.expected is None:

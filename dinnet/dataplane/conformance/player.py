@@ -6,15 +6,16 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, Final
 
 from dinnet.dataplane.conformance.text import EntityText, dump_records
 from dinnet.dataplane.conformance.vectors import AS_SENT, Result, Seen, Step, Vector
 from dinnet.dataplane.conformance.wires import Wires
 from dinnet.dataplane.diff import Changes
-from dinnet.dataplane.entity import Count, DefaultEntry, DigestConfig, Entity, MeterCell, TableEntry, mac
+from dinnet.dataplane.entity import Count, DefaultEntry, DigestConfig, Entity, MeterCell, Rates, TableEntry, mac
 from dinnet.dataplane.session import Session
-from dinnet.dataplane.tables import ForwardL2, ToPort
+from dinnet.dataplane.tables import ForwardL2, Microflow, ToPort
 from dinnet.errors import DinnetError
 
 PORTS: Final = 8
@@ -29,6 +30,7 @@ DIRECT: Final = ("slice_select", "microflow", "int_source")
 _SPACING_S: Final = 0.004
 _AT_ONCE_S: Final = 0.0005
 _PATIENCE_S: Final = 5.0
+_AMPLE: Final = Rates(1 << 30, 1 << 30, 1 << 30, 1 << 30)
 
 
 class Lost(DinnetError):
@@ -45,7 +47,6 @@ class Player:
         self._wires = wires
         self._grace_s = grace_s
         self._marks = 0
-        self._is_spent = False  # a bucket of an entry is
         self._digest = next(iter(session.program.info.digests.values()))
 
     async def begin(self) -> None:
@@ -56,13 +57,10 @@ class Player:
             DigestConfig(self._digest.name, max_list_size=1, max_timeout_ns=0, ack_timeout_ns=0),
         ]
         await self.session.insert(base)
-        self._is_spent = False
 
     async def play(self, vector: Vector) -> Result:
         """What a vector makes on this switch. The tables are filled for it and emptied again."""
         entities = [self.text.load(value) for value in vector.tables]
-        if self._is_spent:
-            await self.begin()
         await self._set_up(entities)
         try:
             before = await self._counters(entities)
@@ -105,6 +103,8 @@ class Player:
                 begin.append(default)
             elif isinstance(entity, MeterCell):
                 begin.append(MeterCell(entity.meter, entity.index, None))
+        # BMv2 gives the bucket of an entry that is deleted, as it is, to the next one in its place.
+        begin += [replace(e, rates=_AMPLE) for e in entities if isinstance(e, Microflow) and e.rates is not None]
         await self.session.apply(Changes(modify=tuple(begin)))
         entries = tuple(entity for entity in entities if isinstance(entity, TableEntry))
         groups = tuple(e for e in entities if not isinstance(e, DefaultEntry | MeterCell | TableEntry))

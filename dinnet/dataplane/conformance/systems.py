@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import subprocess
 import tempfile
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +24,7 @@ from dinnet.netns import inside
 CPU_PORT: Final = 510
 _PATIENCE_S: Final = 30.0
 _STOP_S: Final = 10.0
+_ENTRIES: Final = 4096
 
 
 def bmv2_version(binary: Path) -> str:
@@ -59,7 +62,7 @@ async def bmv2(binary: Path, wires: Wires, program: Program) -> AsyncIterator[Se
                 command, stdout=output, stderr=output, stdin=subprocess.DEVNULL, env=_environment(binary), cwd=folder
             )
         try:
-            async with _connected_when_up(f"unix:{socket}", program, process, log) as session:
+            async with _connected_when_up(f"unix:{socket}", _small(program), process, log) as session:
                 yield session
         finally:
             process.terminate()
@@ -68,6 +71,17 @@ async def bmv2(binary: Path, wires: Wires, program: Program) -> AsyncIterator[Se
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+
+def _small(program: Program) -> Program:
+    """The same with less room: BMv2 takes a kilobyte for each meter that there may be, and never gives it back."""
+    config = json.loads(program.device_config)
+    for table in (table for pipeline in config["pipelines"] for table in pipeline["tables"]):
+        table["max_size"] = min(table["max_size"], _ENTRIES)
+    for meter in config["meter_arrays"]:
+        if meter["is_direct"]:
+            meter["size"] = min(meter["size"], _ENTRIES)
+    return replace(program, device_config=json.dumps(config).encode())
 
 
 @asynccontextmanager
