@@ -46,6 +46,10 @@ class Action:
     """An action with its parameters, which are the class's fields, in the program's order."""
 
     ALIAS: ClassVar[str]
+    BITS: ClassVar[dict[str, int]] = {}
+
+    def __str__(self) -> str:
+        return f"{self.ALIAS}({_shown(self, self.BITS)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,7 @@ class TableEntry:
 
     TABLE: ClassVar[str]
     MATCH: ClassVar[tuple[str, ...]]
+    BITS: ClassVar[dict[str, int]]  # widths of the fields that match
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -62,7 +67,7 @@ class TableEntry:
         return (self.TABLE, *match, getattr(self, "priority", 0))
 
     def __str__(self) -> str:
-        return f"{self.TABLE}({_shown(self)})"
+        return f"{self.TABLE}({_shown(self, self.BITS)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,9 +183,28 @@ def prefix(text: str) -> Lpm:
     return Lpm(int(network.network_address), network.prefixlen)
 
 
-def _shown(value: object) -> str:
-    return ", ".join(
-        f"{field.name}={getattr(value, field.name)!r}"
-        for field in fields(value)  # type: ignore[arg-type]
-        if getattr(value, field.name) not in (None, 0, ANY)
-    )
+def in_words(value: int, bits: int) -> str:
+    """A value as people write one of that width: 48 bits are a MAC address, 128 an IP address, others a number."""
+    if bits == 48 and value < 1 << 48:
+        return value.to_bytes(6, "big").hex(":")
+    if bits == 128 and value < 1 << 128:
+        return str(ipaddress.IPv4Address(value & 0xFFFFFFFF) if value >> 32 == 0xFFFF else ipaddress.IPv6Address(value))
+    return str(value)
+
+
+def _shown(entity: Action | TableEntry, bits: dict[str, int]) -> str:
+    found = []
+    for field in fields(entity):
+        value, width = getattr(entity, field.name), bits.get(field.name, 0)
+        if value is None or (value == ANY and isinstance(value, Ternary)):
+            continue
+        if isinstance(value, Lpm):
+            shown = f"{ipaddress.ip_address(value.value.to_bytes(width // 8, 'big'))}/{value.length}"
+        elif isinstance(value, Ternary):
+            shown = in_words(value.value, width)
+            if value.mask != (1 << width) - 1:
+                shown += f"&{ipaddress.IPv6Address(value.mask)}" if width == 128 else f"&{value.mask:#x}"
+        else:
+            shown = in_words(value, width) if isinstance(value, int) else str(value)
+        found.append(f"{field.name}={shown}")
+    return ", ".join(found)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from dinnet.switch.p4info import Action, MatchKind, P4Info, Scope, Table
+from dinnet.switch.p4info import Action, MatchField, MatchKind, P4Info, Param, Scope, Table
 
 _HEAD: Final = '''"""The pipeline's tables and actions. Generated from its P4Info by `make p4`; not to be edited."""
 
@@ -22,6 +22,7 @@ from typing import ClassVar, Final
 
 from dinnet.dataplane.entity import ANY, Action, Lpm, Rates, TableEntry, Ternary
 '''
+_LINE: Final = 120
 _TYPES: Final = {MatchKind.EXACT: "int", MatchKind.LPM: "Lpm", MatchKind.TERNARY: "Ternary"}
 
 
@@ -63,9 +64,19 @@ def _action(action: Action) -> Iterator[str]:
     yield f"class {class_name(action.alias)}(Action):"
     yield f'    ALIAS: ClassVar[str] = "{action.alias}"'
     if action.params:
+        yield _widths(action.params)
         yield ""
     for param in action.params:
-        yield f"    {param.name}: int  # {param.width} bits"
+        yield f"    {param.name}: int"
+
+
+def _widths(views: Sequence[Param] | Sequence[MatchField]) -> str:
+    """A dictionary as the formatter writes it."""
+    items = [f'"{view.name}": {view.width}' for view in views]
+    head = "    BITS: ClassVar[dict[str, int]] = {"
+    if len(line := f"{head}{', '.join(items)}}}") <= _LINE:
+        return line
+    return "\n".join([head, *(f"        {item}," for item in items), "    }"])
 
 
 def _table(info: P4Info, table: Table) -> Iterator[str]:
@@ -74,10 +85,11 @@ def _table(info: P4Info, table: Table) -> Iterator[str]:
     yield f'    TABLE: ClassVar[str] = "{table.alias}"'
     names = ", ".join(f'"{field.name}"' for field in table.fields)
     yield f"    MATCH: ClassVar[tuple[str, ...]] = ({names}{',' if len(table.fields) == 1 else ''})"
+    yield _widths(table.fields)
     yield ""
     for field in table.fields:
         default = " = ANY" if field.kind is MatchKind.TERNARY else ""
-        yield f"    {field.name}: {_TYPES[field.kind]}{default}  # {field.width} bits"
+        yield f"    {field.name}: {_TYPES[field.kind]}{default}"
     if table.has_priority:
         yield "    priority: int  # the highest wins"
     choices = [info.actions[id].alias for id, scope in table.actions.items() if scope is not Scope.DEFAULT_ONLY]

@@ -26,49 +26,55 @@ class ToController(Action):
 @dataclass(frozen=True, slots=True)
 class Route(Action):
     ALIAS: ClassVar[str] = "route"
+    BITS: ClassVar[dict[str, int]] = {"port": 9, "src": 48, "dst": 48}
 
-    port: int  # 9 bits
-    src: int  # 48 bits
-    dst: int  # 48 bits
+    port: int
+    src: int
+    dst: int
 
 
 @dataclass(frozen=True, slots=True)
 class ToPort(Action):
     ALIAS: ClassVar[str] = "to_port"
+    BITS: ClassVar[dict[str, int]] = {"port": 9}
 
-    port: int  # 9 bits
+    port: int
 
 
 @dataclass(frozen=True, slots=True)
 class Flood(Action):
     ALIAS: ClassVar[str] = "flood"
+    BITS: ClassVar[dict[str, int]] = {"group": 16}
 
-    group: int  # 16 bits
+    group: int
 
 
 @dataclass(frozen=True, slots=True)
 class SetSlice(Action):
     ALIAS: ClassVar[str] = "set_slice"
+    BITS: ClassVar[dict[str, int]] = {"slice": 4, "tc": 2}
 
-    slice: int  # 4 bits
-    tc: int  # 2 bits
+    slice: int
+    tc: int
 
 
 @dataclass(frozen=True, slots=True)
 class SetMark(Action):
     ALIAS: ClassVar[str] = "set_mark"
+    BITS: ClassVar[dict[str, int]] = {"slice": 4, "tc": 2, "microflow_id": 32}
 
-    slice: int  # 4 bits
-    tc: int  # 2 bits
-    microflow_id: int  # 32 bits
+    slice: int
+    tc: int
+    microflow_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class ReadDscp(Action):
     ALIAS: ClassVar[str] = "read_dscp"
+    BITS: ClassVar[dict[str, int]] = {"slice": 4, "tc": 2}
 
-    slice: int  # 4 bits
-    tc: int  # 2 bits
+    slice: int
+    tc: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +85,11 @@ class Degrade(Action):
 @dataclass(frozen=True, slots=True)
 class Reroute(Action):
     ALIAS: ClassVar[str] = "reroute"
+    BITS: ClassVar[dict[str, int]] = {"port": 9, "src": 48, "dst": 48}
 
-    port: int  # 9 bits
-    src: int  # 48 bits
-    dst: int  # 48 bits
+    port: int
+    src: int
+    dst: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +100,9 @@ class MetersDrop(Action):
 @dataclass(frozen=True, slots=True)
 class SetDscp(Action):
     ALIAS: ClassVar[str] = "set_dscp"
+    BITS: ClassVar[dict[str, int]] = {"dscp": 6}
 
-    dscp: int  # 6 bits
+    dscp: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,33 +123,37 @@ class NoInt(Action):
 @dataclass(frozen=True, slots=True)
 class IntMd(Action):
     ALIAS: ClassVar[str] = "int_md"
+    BITS: ClassVar[dict[str, int]] = {"instructions": 16, "hops": 8}
 
-    instructions: int  # 16 bits
-    hops: int  # 8 bits
+    instructions: int
+    hops: int
 
 
 @dataclass(frozen=True, slots=True)
 class IntXd(Action):
     ALIAS: ClassVar[str] = "int_xd"
+    BITS: ClassVar[dict[str, int]] = {"instructions": 16}
 
-    instructions: int  # 16 bits
+    instructions: int
 
 
 @dataclass(frozen=True, slots=True)
 class SetNode(Action):
     ALIAS: ClassVar[str] = "set_node"
+    BITS: ClassVar[dict[str, int]] = {"node_id": 32, "is_sink": 1, "mtu": 16}
 
-    node_id: int  # 32 bits
-    is_sink: int  # 1 bits
-    mtu: int  # 16 bits
+    node_id: int
+    is_sink: int
+    mtu: int
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigurePort(Action):
     ALIAS: ClassVar[str] = "configure_port"
+    BITS: ClassVar[dict[str, int]] = {"trusted": 1, "flow_labels": 1}
 
-    trusted: int  # 1 bits
-    flow_labels: int  # 1 bits
+    trusted: int
+    flow_labels: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,21 +164,23 @@ class CountParsed(Action):
 @dataclass(frozen=True, slots=True)
 class SetCollector(Action):
     ALIAS: ClassVar[str] = "set_collector"
+    BITS: ClassVar[dict[str, int]] = {"src_mac": 48, "dst_mac": 48, "src": 32, "dst": 32, "sport": 16, "dport": 16}
 
-    src_mac: int  # 48 bits
-    dst_mac: int  # 48 bits
-    src: int  # 32 bits
-    dst: int  # 32 bits
-    sport: int  # 16 bits
-    dport: int  # 16 bits
+    src_mac: int
+    dst_mac: int
+    src: int
+    dst: int
+    sport: int
+    dport: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardV4(TableEntry):
     TABLE: ClassVar[str] = "forward_v4"
     MATCH: ClassVar[tuple[str, ...]] = ("dst",)
+    BITS: ClassVar[dict[str, int]] = {"dst": 32}
 
-    dst: Lpm  # 32 bits
+    dst: Lpm
     action: Route | ForwardDrop | ToController
 
 
@@ -174,8 +188,9 @@ class ForwardV4(TableEntry):
 class ForwardV6(TableEntry):
     TABLE: ClassVar[str] = "forward_v6"
     MATCH: ClassVar[tuple[str, ...]] = ("dst",)
+    BITS: ClassVar[dict[str, int]] = {"dst": 128}
 
-    dst: Lpm  # 128 bits
+    dst: Lpm
     action: Route | ForwardDrop | ToController
 
 
@@ -183,9 +198,10 @@ class ForwardV6(TableEntry):
 class ForwardL2(TableEntry):
     TABLE: ClassVar[str] = "forward_l2"
     MATCH: ClassVar[tuple[str, ...]] = ("vlan", "dst")
+    BITS: ClassVar[dict[str, int]] = {"vlan": 12, "dst": 48}
 
-    vlan: int  # 12 bits
-    dst: int  # 48 bits
+    vlan: int
+    dst: int
     action: ToPort | Flood | ForwardDrop | ToController
 
 
@@ -193,8 +209,9 @@ class ForwardL2(TableEntry):
 class DscpToMark(TableEntry):
     TABLE: ClassVar[str] = "dscp_to_mark"
     MATCH: ClassVar[tuple[str, ...]] = ("dscp",)
+    BITS: ClassVar[dict[str, int]] = {"dscp": 6}
 
-    dscp: int  # 6 bits
+    dscp: int
     action: ReadDscp
 
 
@@ -202,14 +219,23 @@ class DscpToMark(TableEntry):
 class SliceSelect(TableEntry):
     TABLE: ClassVar[str] = "slice_select"
     MATCH: ClassVar[tuple[str, ...]] = ("ingress_port", "src", "dst", "proto", "sport", "dport", "vlan")
+    BITS: ClassVar[dict[str, int]] = {
+        "ingress_port": 9,
+        "src": 128,
+        "dst": 128,
+        "proto": 8,
+        "sport": 16,
+        "dport": 16,
+        "vlan": 12,
+    }
 
-    ingress_port: Ternary = ANY  # 9 bits
-    src: Ternary = ANY  # 128 bits
-    dst: Ternary = ANY  # 128 bits
-    proto: Ternary = ANY  # 8 bits
-    sport: Ternary = ANY  # 16 bits
-    dport: Ternary = ANY  # 16 bits
-    vlan: Ternary = ANY  # 12 bits
+    ingress_port: Ternary = ANY
+    src: Ternary = ANY
+    dst: Ternary = ANY
+    proto: Ternary = ANY
+    sport: Ternary = ANY
+    dport: Ternary = ANY
+    vlan: Ternary = ANY
     priority: int  # the highest wins
     action: SetSlice
 
@@ -218,14 +244,23 @@ class SliceSelect(TableEntry):
 class Microflow(TableEntry):
     TABLE: ClassVar[str] = "microflow"
     MATCH: ClassVar[tuple[str, ...]] = ("src", "dst", "proto", "sport", "dport", "vlan", "flow_label")
+    BITS: ClassVar[dict[str, int]] = {
+        "src": 128,
+        "dst": 128,
+        "proto": 8,
+        "sport": 16,
+        "dport": 16,
+        "vlan": 12,
+        "flow_label": 20,
+    }
 
-    src: int  # 128 bits
-    dst: int  # 128 bits
-    proto: int  # 8 bits
-    sport: int  # 16 bits
-    dport: int  # 16 bits
-    vlan: int  # 12 bits
-    flow_label: int  # 20 bits
+    src: int
+    dst: int
+    proto: int
+    sport: int
+    dport: int
+    vlan: int
+    flow_label: int
     action: SetMark
     rates: Rates | None = None  # None: every packet is green
     idle_timeout_ns: int = 0  # 0: never
@@ -235,9 +270,10 @@ class Microflow(TableEntry):
 class Exceed(TableEntry):
     TABLE: ClassVar[str] = "exceed"
     MATCH: ClassVar[tuple[str, ...]] = ("slice", "bucket")
+    BITS: ClassVar[dict[str, int]] = {"slice": 4, "bucket": 2}
 
-    slice: int  # 4 bits
-    bucket: int  # 2 bits
+    slice: int
+    bucket: int
     action: Degrade | Reroute | MetersDrop
 
 
@@ -245,9 +281,10 @@ class Exceed(TableEntry):
 class MarkToDscp(TableEntry):
     TABLE: ClassVar[str] = "mark_to_dscp"
     MATCH: ClassVar[tuple[str, ...]] = ("slice", "tc")
+    BITS: ClassVar[dict[str, int]] = {"slice": 4, "tc": 2}
 
-    slice: int  # 4 bits
-    tc: int  # 2 bits
+    slice: int
+    tc: int
     action: SetDscp
 
 
@@ -255,14 +292,23 @@ class MarkToDscp(TableEntry):
 class IntSource(TableEntry):
     TABLE: ClassVar[str] = "int_source"
     MATCH: ClassVar[tuple[str, ...]] = ("ingress_port", "src", "dst", "proto", "sport", "dport", "vlan")
+    BITS: ClassVar[dict[str, int]] = {
+        "ingress_port": 9,
+        "src": 128,
+        "dst": 128,
+        "proto": 8,
+        "sport": 16,
+        "dport": 16,
+        "vlan": 12,
+    }
 
-    ingress_port: Ternary = ANY  # 9 bits
-    src: Ternary = ANY  # 128 bits
-    dst: Ternary = ANY  # 128 bits
-    proto: Ternary = ANY  # 8 bits
-    sport: Ternary = ANY  # 16 bits
-    dport: Ternary = ANY  # 16 bits
-    vlan: Ternary = ANY  # 12 bits
+    ingress_port: Ternary = ANY
+    src: Ternary = ANY
+    dst: Ternary = ANY
+    proto: Ternary = ANY
+    sport: Ternary = ANY
+    dport: Ternary = ANY
+    vlan: Ternary = ANY
     priority: int  # the highest wins
     action: IntMd | IntXd | NoInt
 
@@ -271,8 +317,9 @@ class IntSource(TableEntry):
 class IntNode(TableEntry):
     TABLE: ClassVar[str] = "int_node"
     MATCH: ClassVar[tuple[str, ...]] = ("port",)
+    BITS: ClassVar[dict[str, int]] = {"port": 9}
 
-    port: int  # 9 bits
+    port: int
     action: SetNode
 
 
@@ -280,8 +327,9 @@ class IntNode(TableEntry):
 class IngressPort(TableEntry):
     TABLE: ClassVar[str] = "ingress_port"
     MATCH: ClassVar[tuple[str, ...]] = ("port",)
+    BITS: ClassVar[dict[str, int]] = {"port": 9}
 
-    port: int  # 9 bits
+    port: int
     action: ConfigurePort
 
 
@@ -289,6 +337,7 @@ class IngressPort(TableEntry):
 class IntCollector(TableEntry):
     TABLE: ClassVar[str] = "int_collector"
     MATCH: ClassVar[tuple[str, ...]] = ()
+    BITS: ClassVar[dict[str, int]] = {}
 
     action: SetCollector
 
