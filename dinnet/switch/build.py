@@ -46,7 +46,8 @@ def build() -> None:
         if shutil.which(tool) is None:
             raise DinnetError(f"compiling the switch needs {tool}: apt-get install {package} libbpf-dev")
     includes = [f"-I{folder}" for folder in _MULTIARCH if Path(folder).is_dir()]
-    _run("clang", *_FLAGS, *includes, "-c", _SOURCE, "-o", OBJECT.name)
+    # The same object wherever the tree lies: line information names files by where they are in it.
+    _run("clang", *_FLAGS, f"-ffile-prefix-map={FOLDER.resolve()}=.", *includes, "-c", _SOURCE, "-o", OBJECT.name)
     _run("llvm-strip", "-g", OBJECT.name)
     SOURCES_HASH.write_text(f"{sources_hash()}\n")
 

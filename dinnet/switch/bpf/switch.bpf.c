@@ -48,24 +48,23 @@ static __always_inline int to_controller(struct __sk_buff *skb, struct packet *p
 	return TC_ACT_SHOT;
 }
 
-static __always_inline int to_port(struct __sk_buff *skb, struct packet *p, __u32 port)
+static __always_inline enum drop to_port(struct __sk_buff *skb, struct packet *p, __u32 port, int *answer)
 {
 	__u32 *device = bpf_map_lookup_elem(&egress_port, &port);
 
 	if (!device || !*device)
-		return drop(skb, p, DROP_NO_ROUTE);
-	if (is_telemetry(p))
-		return send_with_int(skb, p, port, *device);
-	return bpf_redirect(*device, 0);
+		return DROP_NO_ROUTE;
+	*answer = is_telemetry(p) ? send_with_int(skb, p, port, *device) : bpf_redirect(*device, 0);
+	return KEPT;
 }
 
 /* A copy to every port of the group but the one that the packet came from. */
-static __always_inline int flood(struct __sk_buff *skb, struct packet *p, __u32 number)
+static __always_inline enum drop flood(struct __sk_buff *skb, struct packet *p, __u32 number)
 {
 	struct group *group = bpf_map_lookup_elem(&groups, &number);
 
 	if (!group)
-		return drop(skb, p, DROP_NO_ROUTE);
+		return DROP_NO_ROUTE;
 	if (p->int_bytes)
 		take_out_of_flood(skb, p);
 	for (__u32 i = 0; i < MAX_GROUP_PORTS; i++) {
@@ -80,7 +79,7 @@ static __always_inline int flood(struct __sk_buff *skb, struct packet *p, __u32 
 		if (device && *device)
 			bpf_clone_redirect(skb, *device, 0);
 	}
-	return TC_ACT_SHOT;
+	return KEPT; /* as copies */
 }
 
 /* What becomes of a packet above its token bucket. Changes where it goes, or drops it. */
@@ -170,11 +169,67 @@ static __always_inline void write_mark(struct __sk_buff *skb, struct packet *p)
 	}
 }
 
+/* Everything that happens to a packet; why it is dropped, or what the program must answer. */
+static __always_inline enum drop handle(struct __sk_buff *skb, struct packet *p, struct port_config *config, int *answer)
+{
+	struct forward way = {};
+	enum verdict verdict = parse(skb, p);
+
+	forget(p);
+	if (verdict != PARSE_OK) {
+		count(&parsed, PARSED_MALFORMED, p->frame_bytes);
+		return DROP_MALFORMED;
+	}
+	count(&parsed,
+	      !p->version	 ? PARSED_NOT_IP
+	      : p->later_fragment ? PARSED_FRAGMENT
+	      : p->version == 4	 ? PARSED_IPV4
+				 : PARSED_IPV6,
+	      p->frame_bytes);
+	p->key_label = config->flow_labels ? p->flow_label : 0;
+	if (p->version && !p->later_fragment)
+		record_packet(p);
+
+	struct forward *found = find_forward(skb, p);
+
+	if (!found || found->action == FORWARD_MISS)
+		return DROP_NO_ROUTE;
+	way = *found;
+	if (way.action == FORWARD_DROP)
+		return DROP_FORWARD;
+	if (way.action == FORWARD_ROUTE) {
+		enum drop reason = take_hop(skb, p);
+
+		if (reason)
+			return reason;
+		set_stations(skb, way.src, way.dst);
+	}
+	if (p->version) {
+		classify(p, config->trusted);
+		enum colour colour = p->later_fragment ? GREEN : find_microflow(skb, p);
+		enum drop reason = police(skb, p, colour, &way);
+
+		if (reason)
+			return reason;
+		write_mark(skb, p);
+	}
+	skb->cb[SHOWN_WAY] = way.action | (__u32)way.port << 8;
+	switch (way.action) {
+	case FORWARD_FLOOD:
+		return flood(skb, p, way.port);
+	case FORWARD_CONTROLLER:
+		*answer = to_controller(skb, p);
+		return KEPT;
+	default:
+		return to_port(skb, p, way.port, answer);
+	}
+}
+
 SEC("tc")
 int ingress(struct __sk_buff *skb)
 {
 	struct packet p = {};
-	struct forward way = {};
+	int answer = TC_ACT_SHOT;
 	__u32 device = skb->ifindex;
 	struct port_config *config = bpf_map_lookup_elem(&ingress_port, &device);
 
@@ -186,50 +241,7 @@ int ingress(struct __sk_buff *skb)
 	if (p.ingress_port == CPU_PORT)
 		p.frame_bytes += PACKET_OUT_BYTES;
 	p.now_ns = packet_clock ? skb->tstamp : bpf_ktime_get_ns();
-	if (parse(skb, &p)) {
-		count(&parsed, PARSED_MALFORMED, p.frame_bytes);
-		return drop(skb, &p, DROP_MALFORMED);
-	}
-	count(&parsed,
-	      !p.version	 ? PARSED_NOT_IP
-	      : p.later_fragment ? PARSED_FRAGMENT
-	      : p.version == 4	 ? PARSED_IPV4
-				 : PARSED_IPV6,
-	      p.frame_bytes);
-	p.key_label = config->flow_labels ? p.flow_label : 0;
-	if (p.version && !p.later_fragment)
-		record_packet(&p);
+	enum drop reason = handle(skb, &p, config, &answer);
 
-	struct forward *found = find_forward(skb, &p);
-
-	if (!found || found->action == FORWARD_MISS)
-		return drop(skb, &p, DROP_NO_ROUTE);
-	way = *found;
-	if (way.action == FORWARD_DROP)
-		return drop(skb, &p, DROP_FORWARD);
-	if (way.action == FORWARD_ROUTE) {
-		enum drop reason = take_hop(skb, &p);
-
-		if (reason)
-			return drop(skb, &p, reason);
-		set_stations(skb, way.src, way.dst);
-	}
-	if (p.version) {
-		classify(&p, config->trusted);
-		enum colour colour = p.later_fragment ? GREEN : find_microflow(skb, &p);
-		enum drop reason = police(skb, &p, colour, &way);
-
-		if (reason)
-			return drop(skb, &p, reason);
-		write_mark(skb, &p);
-	}
-	skb->cb[SHOWN_WAY] = way.action | (__u32)way.port << 8;
-	switch (way.action) {
-	case FORWARD_FLOOD:
-		return flood(skb, &p, way.port);
-	case FORWARD_CONTROLLER:
-		return to_controller(skb, &p);
-	default:
-		return to_port(skb, &p, way.port);
-	}
+	return reason == KEPT ? answer : drop(skb, &p, reason);
 }
