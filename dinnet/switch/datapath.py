@@ -19,6 +19,7 @@ from dinnet.flows.record import RECORD_DTYPE, Records
 from dinnet.switch.bpfmap import Map, Put, create_array
 from dinnet.switch.bpfobject import Object, Program, RingBuffer
 from dinnet.switch.build import OBJECT
+from dinnet.switch.hooks import PROGRAM
 from dinnet.switch.libbpf import BpfError
 from dinnet.switch.microflows import Microflows
 from dinnet.switch.sliceselect import Selected, Ternary, Watched
@@ -29,7 +30,6 @@ _TABLES: Final = (
     "slice_meter", "flow_sets", "drops", "parsed", "marked", "exceeded", "flow_collisions", "lost_events", "int_node",
     "int_collector", "int_sequence", "int_events",
 )  # fmt: skip
-PROGRAM: Final = "ingress"
 MARKS: Final = 64  # slice << 2 | traffic class
 SLICES: Final = 16
 _EXCEED_DEFAULT: Final = 64
