@@ -77,6 +77,7 @@ class Drop(IntEnum):
     FORWARD = 4
     MICROFLOW = 5
     SLICE = 6
+    MTU = 7  # longer than the egress interface takes; the embedded switch's own
 
 
 class Parsed(IntEnum):
