@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dinnet.flows.record import RECORD_DTYPE, Records
+from dinnet.switch import entrynotes
 from dinnet.switch.bpfmap import Map, Put, create_array
 from dinnet.switch.bpfobject import Object, Program, RingBuffer
 from dinnet.switch.build import OBJECT
@@ -35,6 +36,7 @@ SLICES: Final = 16
 _EXCEED_DEFAULT: Final = 64
 _GROUP_PORTS: Final = 64
 _NOTES_BYTES: Final = 1 << 20
+_MORE_NOTES: Final = 1 << 16  # pieces of notes on entries besides one for each micro-flow
 _READS: Final = 100
 _RECORD_AT: Final = 8  # in struct record_event
 _PACKET_AT: Final = 12  # in struct packet_event
@@ -75,6 +77,7 @@ class Drop(IntEnum):
     FORWARD = 4
     MICROFLOW = 5
     SLICE = 6
+    MTU = 7  # longer than the egress interface takes; the embedded switch's own
 
 
 class Parsed(IntEnum):
@@ -235,6 +238,7 @@ class Datapath:
             program = source.load(PROGRAM)
         try:
             program.bind(create_array("notes", np.dtype((np.void, _NOTES_BYTES)), 1))
+            program.bind(entrynotes.create(program.maps["microflow"].max_entries + _MORE_NOTES))
             new = cls(program)
             new.set_queues(default_queues())
         except BaseException:

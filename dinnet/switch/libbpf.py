@@ -39,6 +39,16 @@ class BatchOptions(c.Structure):
     _fields_ = (("size", _SIZE), ("elem_flags", c.c_uint64), ("flags", c.c_uint64))
 
 
+class CreateOptions(c.Structure):
+    """struct bpf_map_create_opts of bpf.h."""
+
+    _fields_ = (
+        ("size", _SIZE), ("btf_fd", _U32), ("btf_key_type_id", _U32), ("btf_value_type_id", _U32),
+        ("btf_vmlinux_value_type_id", _U32), ("inner_map_fd", _U32), ("map_flags", _U32), ("map_extra", c.c_uint64),
+        ("numa_node", _U32), ("map_ifindex", _U32),
+    )  # fmt: skip
+
+
 class TestRunOptions(c.Structure):
     """struct bpf_test_run_opts of bpf.h."""
 

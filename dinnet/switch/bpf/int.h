@@ -98,7 +98,7 @@ __noinline int find_watch(struct packet *p)
 
 	if (!found)
 		return WATCH_NONE;
-	count(&int_watch_state, found->state, p->frame_bytes);
+	count_packet(&int_watch_state, found->state, p);
 	p->watch = found->action;
 	p->watch_hops = found->hops;
 	p->watch_instructions = found->instructions;
@@ -109,6 +109,20 @@ __noinline int find_watch(struct packet *p)
 static __always_inline int is_telemetry(struct packet *p)
 {
 	return p->ingress_port != CPU_PORT && (p->int_bytes || (is_watching(p) && find_watch(p) != WATCH_NONE));
+}
+
+/* Of a packet that leaves by a port: what its sink will take out. */
+static __always_inline __u32 bytes_for_sink(struct packet *p, __u32 port)
+{
+	struct int_node *node = p->int_bytes ? bpf_map_lookup_elem(&int_node, &port) : 0;
+
+	return node && node->valid && node->is_sink ? p->int_bytes : 0;
+}
+
+/* As it was configured, or less where the link takes less. */
+static __always_inline __u32 mtu_of(struct int_node *node, struct packet *p)
+{
+	return p->link_mtu && p->link_mtu < node->mtu ? p->link_mtu : node->mtu;
 }
 
 static __always_inline __u32 words_of(__u16 bits)
@@ -383,7 +397,7 @@ static __always_inline void pass(struct __sk_buff *skb, struct packet *p, struct
 	__u32 total = p->ip_bytes + p->int_bytes, words, bytes;
 
 	if (skb->gso_size || bpf_skb_load_bytes(skb, p->l4, h, INT_HEADERS)) {
-		count(&int_events, INT_UNFIT, p->frame_bytes);
+		count_packet(&int_events, INT_UNFIT, p);
 		return;
 	}
 	s->old = *h;
@@ -395,7 +409,7 @@ static __always_inline void pass(struct __sk_buff *skb, struct packet *p, struct
 		write_int(skb, p, s, 0);
 	} else if (!is_followed(h) || !words || h->words + words > 255) {
 		count(&int_events, INT_FOREIGN, p->frame_bytes);
-	} else if (total + bytes > node->mtu) {
+	} else if (total + bytes > mtu_of(node, p)) {
 		h->version_flags |= FLAG_MTU;
 		count(&int_events, INT_MTU, p->frame_bytes);
 		write_int(skb, p, s, 0);
@@ -421,14 +435,14 @@ static __always_inline void begin(struct __sk_buff *skb, struct packet *p, struc
 	__u8 flags = 0;
 
 	if (!p->plain || (p->proto != 6 && p->proto != 17) || skb->gso_size) {
-		count(&int_events, INT_UNFIT, p->frame_bytes);
+		count_packet(&int_events, INT_UNFIT, p);
 		return;
 	}
-	if (p->ip_bytes + INT_HEADERS > node->mtu) {
+	if (p->ip_bytes + INT_HEADERS > mtu_of(node, p)) {
 		count(&int_events, INT_NO_ROOM, p->frame_bytes);
 		return;
 	}
-	if (p->ip_bytes + INT_HEADERS + added * 4 > node->mtu) {
+	if (p->ip_bytes + INT_HEADERS + added * 4 > mtu_of(node, p)) {
 		flags = FLAG_MTU;
 		added = 0;
 	}

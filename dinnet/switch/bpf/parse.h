@@ -22,7 +22,8 @@ struct packet {
 	__u64 now_ns;
 	__u32 flow_label, key_label;
 	__u32 seq, ack;
-	__u32 frame_bytes;
+	__u32 frame_bytes; /* on the wire: of all segments, with their headers */
+	__u32 segments;	   /* packets that it is on the wire; 1 but for offloads */
 	__u16 sport, dport, vlan, inner_vlan;
 	__u16 ip_bytes, l4_bytes, payload_bytes, window;
 	__u16 ingress_port;
@@ -31,6 +32,9 @@ struct packet {
 	__u16 int_bytes; /* UDP header, shim, INT header and metadata that are between IP and the transport header */
 	__u8 version; /* 4, 6, or 0: no IP packet */
 	__u8 proto, tos, ttl, tcp_flags, has_tcp, later_fragment;
+	__u16 gso_bytes; /* payload of each segment but the last */
+	__u16 rest_bytes; /* payload of the segments that are not in the record yet */
+	__u16 link_mtu;	 /* of the egress interface; 0: not known */
 	__u8 plain; /* neither a fragment nor with extension headers */
 	/* the decision */
 	__u8 slice, tc, colour;
@@ -59,6 +63,16 @@ struct tcp_header {
 	__u8 offset, flags;
 	__be16 window, checksum, urgent;
 };
+
+static __always_inline void count_packet(void *counters, __u32 index, struct packet *p)
+{
+	struct cell *cell = bpf_map_lookup_elem(counters, &index);
+
+	if (cell) {
+		cell->packets += p->segments;
+		cell->bytes += p->frame_bytes;
+	}
+}
 
 enum verdict { PARSE_OK, PARSE_MALFORMED };
 
