@@ -70,3 +70,10 @@ if [ "$(content "$installed")" != "$want" ]; then
     [ ! -e "$made" ] || place >"$made"
     printf '%s\n' "$want" >"$installed"
 fi
+# Second kernels, for a few tests that are skipped without them.
+for what in "$@"; do
+    [ "$what" = test ] || continue
+    for script in scripts/vm-*.sh; do
+        [ ! -x "$script" ] || "$script" >/dev/null || say "no second kernel by $script (what needs it is skipped)"
+    done
+done

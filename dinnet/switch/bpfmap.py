@@ -16,7 +16,7 @@ from dinnet.switch.libbpf import (
     ENOTSUPP,
     BatchOptions,
     BpfError,
-    CreateOptions,
+    MapOptions,
     address,
     check,
     library,
@@ -240,6 +240,29 @@ def create_hash(name: str, key: np.dtype[Any], value: np.dtype[Any], entries: in
     Raises:
         BpfError: The kernel refused.
     """
-    options = CreateOptions(size=c.sizeof(CreateOptions), map_flags=_NO_PREALLOC)
+    options = MapOptions(size=c.sizeof(MapOptions), map_flags=_NO_PREALLOC)
     fd = library().bpf_map_create(_HASH, name.encode(), key.itemsize, value.itemsize, entries, c.byref(options))
     return Map(check(fd, f"cannot make map {name}"), key, value)
+
+
+def create_like(other: Map) -> Map:
+    """A new, empty array map that can take the place of `other` in a map of maps.
+
+    Linux 6.1 takes a map there only if it has type information where the one that it was made for has some.
+
+    Raises:
+        BpfError: The kernel refused.
+    """
+    info = map_info(other.fd)
+    what = f"cannot make map {info.name.decode()}"
+    btf = check(library().bpf_btf_get_fd_by_id(info.btf_id), what)
+    try:
+        options = MapOptions(
+            size=c.sizeof(MapOptions), btf_fd=btf, btf_key_type_id=info.btf_key_type_id,
+            btf_value_type_id=info.btf_value_type_id,
+        )  # fmt: skip
+        sizes = info.key_bytes, info.value_bytes, info.max_entries
+        fd = library().bpf_map_create(info.type, info.name, *sizes, c.byref(options))
+        return Map(check(fd, what), other.key, other.value)
+    finally:
+        os.close(btf)

@@ -39,7 +39,7 @@ class BatchOptions(c.Structure):
     _fields_ = (("size", _SIZE), ("elem_flags", c.c_uint64), ("flags", c.c_uint64))
 
 
-class CreateOptions(c.Structure):
+class MapOptions(c.Structure):
     """struct bpf_map_create_opts of bpf.h."""
 
     _fields_ = (
@@ -75,7 +75,9 @@ class MapInfo(c.Structure):
 
     _fields_ = (
         ("type", _U32), ("id", _U32), ("key_bytes", _U32), ("value_bytes", _U32), ("max_entries", _U32),
-        ("flags", _U32), ("name", c.c_char * 16),
+        ("flags", _U32), ("name", c.c_char * 16), ("ifindex", _U32), ("btf_vmlinux_value_type_id", _U32),
+        ("netns_dev", c.c_uint64), ("netns_ino", c.c_uint64),
+        ("btf_id", _U32), ("btf_key_type_id", _U32), ("btf_value_type_id", _U32),
     )  # fmt: skip
 
 
@@ -95,7 +97,7 @@ _FUNCTIONS: Final[dict[str, tuple[Any, ...]]] = {
     "bpf_map__set_max_entries": (_INT, _PTR, _U32),
     "bpf_map__initial_value": (_PTR, _PTR, c.POINTER(_SIZE)),
     "bpf_map__set_initial_value": (_INT, _PTR, _PTR, _SIZE),
-    "bpf_map_create": (_INT, _INT, _TEXT, _U32, _U32, _U32, _PTR),
+    "bpf_map_create": (_INT, _INT, _TEXT, _U32, _U32, _U32, c.POINTER(MapOptions)),
     "bpf_map_update_elem": (_INT, _INT, _PTR, _PTR, c.c_uint64),
     "bpf_map_lookup_elem_flags": (_INT, _INT, _PTR, _PTR, c.c_uint64),
     "bpf_map_delete_elem": (_INT, _INT, _PTR),
@@ -105,6 +107,7 @@ _FUNCTIONS: Final[dict[str, tuple[Any, ...]]] = {
     "bpf_map_delete_batch": (_INT, _INT, _PTR, _COUNT, c.POINTER(BatchOptions)),
     "bpf_prog_get_fd_by_id": (_INT, _U32),
     "bpf_map_get_fd_by_id": (_INT, _U32),
+    "bpf_btf_get_fd_by_id": (_INT, _U32),
     "bpf_obj_get_info_by_fd": (_INT, _INT, _PTR, _COUNT),
     "bpf_prog_load": (_INT, _INT, _TEXT, _TEXT, _PTR, _SIZE, _PTR),
     "bpf_prog_bind_map": (_INT, _INT, _INT, _PTR),

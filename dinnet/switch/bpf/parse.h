@@ -97,6 +97,14 @@ struct udp_header {
 	__be16 source, destination, length, checksum;
 };
 
+/* What a global function is given may be anything for the verifier afterwards: it looks at the stages that follow once,
+ * and not once for each kind of packet. (Global functions with the packet itself need BTF in the kernel.) */
+__noinline int forget(struct packet *p)
+{
+	asm volatile("" ::"r"(p) : "memory");
+	return 0;
+}
+
 #define SHIM_MD 0x18 /* INT-MD, and another transport header behind it */
 #define INT_HEADERS 24 /* UDP, shim, INT-MD header */
 
@@ -154,6 +162,8 @@ static __always_inline int parse_transport(struct __sk_buff *skb, struct packet 
 	} ports;
 
 	p->l4 = offset;
+	forget(p);
+	offset = p->l4;
 	p->payload_bytes = p->l4_bytes;
 	switch (p->proto) {
 	case 6:
@@ -212,6 +222,9 @@ static __always_inline int parse_extensions(struct __sk_buff *skb, struct packet
 	__u16 bytes;
 
 	for (int i = 0; i <= EXTENSIONS; i++) {
+		p->l4 = *offset;
+		forget(p);
+		*offset = p->l4;
 		switch (p->proto) {
 		case 0:
 		case 43:
@@ -310,14 +323,6 @@ static __always_inline int parse_ipv6(struct __sk_buff *skb, struct packet *p, _
 	return p->later_fragment ? PARSE_OK : parse_transport(skb, p, offset);
 }
 
-/* What a global function is given may be anything for the verifier afterwards: it looks at the stages that follow once,
- * and not once for each kind of packet. (Global functions with the packet itself need BTF in the kernel.) */
-__noinline int forget(struct packet *p)
-{
-	asm volatile("" ::"r"(p) : "memory");
-	return 0;
-}
-
 /* Fill `p`, which is all zeros. A VLAN tag may have been taken out of the frame by the kernel. */
 static __always_inline int parse(struct __sk_buff *skb, struct packet *p)
 {
@@ -347,6 +352,8 @@ static __always_inline int parse(struct __sk_buff *skb, struct packet *p)
 		offset += 4;
 	}
 	p->l3 = offset;
+	forget(p);
+	offset = p->l3;
 	if (type == bpf_htons(ETH_IPV4))
 		return parse_ipv4(skb, p, offset);
 	if (type == bpf_htons(ETH_IPV6))
