@@ -35,6 +35,7 @@ SLICES: Final = 16
 _EXCEED_DEFAULT: Final = 64
 _GROUP_PORTS: Final = 64
 _NOTES_BYTES: Final = 1 << 20
+_EVENTS_BYTES: Final = 1 << 24  # 34,000 flow records that nobody has read yet
 _READS: Final = 100
 _RECORD_AT: Final = 8  # in struct record_event
 _PACKET_AT: Final = 12  # in struct packet_event
@@ -231,6 +232,7 @@ class Datapath:
                 constants["flow_set_mask"] = sets - 1
             if int_port is not None:
                 constants["int_port"] = int_port
+            source.set_size("events", _EVENTS_BYTES)
             source.set_constants(constants)
             program = source.load(PROGRAM)
         try:
