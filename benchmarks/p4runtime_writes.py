@@ -20,7 +20,7 @@ from pathlib import Path
 from harness import cannot_run, figure, in_turn, report
 from switchrun import dinnet_switch
 
-ROUNDS = 3
+ROUNDS = 2
 BATCHED, SINGLE, MANY = 5_000, 1_000, 100_000
 MOST = 1 << 20
 
