@@ -21,7 +21,7 @@ from harness import cannot_run, figure, in_turn, report
 from switchrun import dinnet_switch
 
 ROUNDS = 2
-BATCHED, SINGLE, MANY = 5_000, 1_000, 100_000
+BATCHED, SINGLE, MANY = 4_000, 1_000, 100_000
 MOST = 1 << 20
 
 
