@@ -204,6 +204,7 @@ class RingBuffer:
         """
         self._consume = consume
         self._failure: BaseException | None = None
+        self._count = self._limit = 0
         self._sample = SAMPLE(self._take)
         self._ring = library().ring_buffer__new(fd, self._sample, None, None)
         if not self._ring:
@@ -215,24 +216,28 @@ class RingBuffer:
         except BaseException as error:  # noqa: BLE001 - C cannot pass it on; `poll` raises it
             self._failure = error
             return -errno.ECANCELED
-        return 0
+        self._count += 1
+        return -errno.EAGAIN if self._count == self._limit else 0
 
     @property
     def epoll_fd(self) -> int:
         """Becomes readable when there are events."""
         return int(library().ring_buffer__epoll_fd(self._ring))
 
-    def poll(self) -> int:
-        """Consume what there is; returns how many events that was.
+    def poll(self, limit: int = 0) -> int:
+        """Consume what there is, or `limit` events of it; returns how many events that was.
 
         Raises:
             BaseException: What `consume` raised.
         """
-        count = library().ring_buffer__consume(self._ring)
+        self._count, self._limit = 0, limit
+        code = library().ring_buffer__consume(self._ring)
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
-        return check(count, "cannot read the ring buffer")
+        if code != -errno.EAGAIN:
+            check(code, "cannot read the ring buffer")
+        return self._count
 
     def close(self) -> None:
         """Free it; the events stay in the map."""

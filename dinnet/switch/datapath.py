@@ -37,6 +37,7 @@ _EXCEED_DEFAULT: Final = 64
 _GROUP_PORTS: Final = 64
 _NOTES_BYTES: Final = 1 << 20
 _MORE_NOTES: Final = 1 << 16  # pieces of notes on entries besides one for each micro-flow
+_EVENTS_BYTES: Final = 1 << 24  # 34,000 flow records that nobody has read yet
 _READS: Final = 100
 _RECORD_AT: Final = 8  # in struct record_event
 _PACKET_AT: Final = 12  # in struct packet_event
@@ -234,6 +235,7 @@ class Datapath:
                 constants["flow_set_mask"] = sets - 1
             if int_port is not None:
                 constants["int_port"] = int_port
+            source.set_size("events", _EVENTS_BYTES)
             source.set_constants(constants)
             program = source.load(PROGRAM)
         try:

@@ -198,6 +198,10 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
         if running is not None:
             running.digests.arrived(digest_id, rows)
 
+    def is_behind(self) -> bool:
+        """Whether a controller that may get digests has not taken those that it was sent."""
+        return any(session.is_behind for session, _ in self._arbiter.primaries())
+
     def _send_digests(self, digest_id: int, digests: p4r.DigestList) -> bool:
         message = p4r.StreamMessageResponse(digest=digests)
         takers = [session for session, rights in self._arbiter.primaries() if rights.covers(digest_id)]
@@ -237,9 +241,26 @@ class LoopEvents:
     def __init__(self, service: P4RuntimeService) -> None:
         self._service = service
         self._loop = asyncio.get_running_loop()
+        self._is_behind = False
+
+    @property
+    def is_behind(self) -> bool:
+        return self._is_behind
 
     def digests(self, digest_id: int, rows: Sequence[tuple[int, ...]]) -> None:
-        self._call(self._service.digests_arrived, digest_id, rows)
+        self._is_behind = True
+        self._call(self._digests, digest_id, rows)
+
+    def _digests(self, digest_id: int, rows: Sequence[tuple[int, ...]]) -> None:
+        self._service.digests_arrived(digest_id, rows)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Let more come when what came has gone on."""
+        if self._service.is_behind():
+            self._loop.call_later(_AGAIN_S, self._settle)
+        else:
+            self._is_behind = False
 
     def packet_in(self, payload: bytes, metadata: tuple[int, ...]) -> None:
         self._call(self._service.packet_arrived, payload, metadata)
@@ -252,6 +273,7 @@ class LoopEvents:
             self._loop.call_soon_threadsafe(method, *arguments)
 
 
+_AGAIN_S: Final = 0.005  # until a controller that is behind is looked at again
 _WRITE_FAILED: Final = "some of the updates failed"
 _READ_FAILED: Final = "some of the requests failed"
 

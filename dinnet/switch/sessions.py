@@ -35,6 +35,11 @@ class Session:
         self._put(message, size)
         return True
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether so much is waiting that what can wait elsewhere should."""
+        return self.is_open and self._waiting_bytes > MAX_WAITING_BYTES // 4
+
     def _put(self, message: p4r.StreamMessageResponse, size: int) -> None:
         self._waiting.append((message, size))
         self._waiting_bytes += size

@@ -97,6 +97,10 @@ class Pipeline:
 class Events(Protocol):
     """What the data plane tells by itself. Safe to call from any thread; never blocks."""
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether digests still wait for the server or a controller: a target keeps further ones for now."""
+
     def digests(self, digest_id: int, rows: Sequence[tuple[int, ...]]) -> None:
         """Digests in the order in which they were made, each with the values of `Digest.leaves`."""
 

@@ -44,6 +44,8 @@ FULL = 2**128 - 1
 class Heard:
     """Keeps events."""
 
+    is_behind = False
+
     def __init__(self) -> None:
         self.rows: list[tuple[int, ...]] = []
         self.packets: list[tuple[bytes, tuple[int, ...]]] = []
