@@ -1,7 +1,8 @@
 """What slices do for small packets when bulk is offered at five times the link, against one FIFO for all.
 
 Two namespaces, joined by a veth that is held to 100 Mbit/s. A delay is the kernel's receive time stamp less the time
-just before sending, so that the receiver's own waiting for a processor does not count. Shares are of HTB's own counters.
+just before sending, so that the receiver's own waiting for a processor does not count. Shares are
+of HTB's own counters.
 """
 
 from __future__ import annotations
@@ -210,7 +211,8 @@ def main() -> None:
             figure("bulk alone, of the link", "%", lent, "link", [100.0] * ROUNDS),
         ],
         [
-            "100 Mbit/s; bulk at 500 Mbit/s for the first and third figure, all at five times their guarantee for the second"
+            "100 Mbit/s; bulk at 500 Mbit/s for the first and third figure,",
+            "all slices at five times their guarantee for the second",
         ],
     )
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from clikit import Done, dinnet_here
 from namespacekit import MAC_A, MAC_B, Pair, ip, until, within
 
 pytest.importorskip("pyroute2", reason="needs pyroute2, which speaks netlink")
@@ -52,10 +53,6 @@ def host(pair: Pair) -> Host:
     return Host(pair.a)
 
 
-def dinnet(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "dinnet", *arguments], capture_output=True, text=True, check=False)
-
-
 def tc(pair: Pair, *words: str) -> Any:
     done = subprocess.run(["tc", "-n", pair.a, "-j", "-d", *words], check=True, capture_output=True, text=True)
     return json.loads(done.stdout or "[]")
@@ -89,14 +86,14 @@ def queue(host: Host, slice_number: int, tc_number: int) -> QueueCounters:
     return found
 
 
-def frame(ethertype: int, dscp: int) -> bytes:
-    """A frame of 100 bytes of a protocol, with nothing but the DSCP in it."""
+def frame(ethertype: int, dscp: int, size: int = 100) -> bytes:
+    """A frame of a protocol, with nothing but the DSCP in it."""
     head = {
         0x0800: struct.pack(">BBH8x4s4s", 0x45, dscp << 2, 86, bytes([10, 77, 0, 1]), bytes([10, 77, 0, 2])),
         0x86DD: struct.pack(">IHBB", 6 << 28 | dscp << 22, 46, 59, 64) + bytes(32),
         0x0806: bytes(28),
     }[ethertype]
-    return (MAC_B + MAC_A + struct.pack(">H", ethertype) + head).ljust(100, b"\0")
+    return (MAC_B + MAC_A + struct.pack(">H", ethertype) + head).ljust(size, b"\0")
 
 
 def send(pair: Pair, data: bytes, count: int = 1, priority: int = 0) -> None:
@@ -131,7 +128,7 @@ def test_one_changed_rate_is_one_change_and_packets_elsewhere_stay(pair: Pair, h
     slow = Slice(2, "slow", SLOW, SLOW, (Queue(1, SLOW, SLOW, 7),))
     link = replace(LINK, rate_bps=101 * M, slices=(*LINK.slices, slow))
     applied(host, HostState((link,)))
-    send(pair, frame(0x0800, 0), 10, class_id(2, 1))
+    send(pair, frame(0x0800, 0, 1400), 10, class_id(2, 1))  # the first ones find a full bucket
     before = queue(host, 2, 1)
     assert before.backlog_packets >= 7
     realtime = LINK.slices[1]
@@ -348,27 +345,33 @@ def test_isolation_guarantees_and_lending() -> None:
     assert found["bulk alone, of the link"]["value"] >= 97
 
 
-def test_command_line(pair: Pair, tmp_path: Path) -> None:
+def test_command_line(pair: Pair, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    def dinnet(*arguments: str) -> Done:
+        return dinnet_here(capfd, "host", *arguments)
+
     text = (ROOT / "examples" / "host.yaml").read_text().replace("eth1:", "va:")
     config = tmp_path / "host.yaml"
     config.write_text(text)
-    arguments = ("-c", str(config), "--netns", pair.a)
-    planned = dinnet("host", "plan", *arguments)
-    assert planned.returncode == 0 and "+ va: class htb 1:17 parent 1:101 prio 0" in planned.stdout
+    here = ("--netns", pair.a)
+    arguments = ("-c", str(config), *here)
+    planned = dinnet("plan", *arguments)
+    assert planned.code == 0 and "+ va: class htb 1:17 parent 1:101 prio 0" in planned.out
     assert tc(pair, "qdisc", "show", "dev", "va")[0]["kind"] == "noqueue"
-    assert dinnet("host", "apply", *arguments).stdout == planned.stdout
-    assert dinnet("host", "plan", *arguments).stdout == "nothing to change\n"
+    assert dinnet("apply", *arguments).out == planned.out
+    assert dinnet("plan", *arguments).out == "nothing to change\n"
     send(pair, frame(0x0800, 7), 4)
-    rows = json.loads(dinnet("host", "show", "--netns", pair.a, "--format", "json").stdout)
+    rows = json.loads(dinnet("show", *here, "--format", "json").out)
     assert next(row for row in rows if (row["slice"], row["tc"]) == (1, 3))["packets"] == 4
-    assert "va" in dinnet("host", "show", "--netns", pair.a).stdout
-    assert "- va: qdisc htb 1: root" in dinnet("host", "clear", "--netns", pair.a).stdout
-    config.write_text(text.replace("va:", "nowhere:"))
-    missing = dinnet("host", "apply", *arguments)
-    assert missing.returncode == 1 and "nowhere: there is no such interface" in missing.stderr
-    config.write_text(text.replace("150mbit", "950mbit"))
-    refused = dinnet("host", "plan", *arguments)
-    assert refused.returncode == 1 and "guarantees are" in refused.stderr and str(config) in refused.stderr
-    config.write_text(text.replace("priority: 0,", "prio: 0,"))
-    refused = dinnet("host", "plan", *arguments)
-    assert refused.returncode == 1 and "unknown key" in refused.stderr
+    assert "va" in dinnet("show", *here).out
+    assert "- va: qdisc htb 1: root" in dinnet("clear", *here).out
+    for old, new, reason in (
+        ("va:", "nowhere:", "nowhere: there is no such interface"),
+        ("150mbit", "950mbit", f"{config}: va: slice 1 (realtime): the queues' guarantees are"),
+        ("priority: 0,", "prio: 0,", "unknown key"),
+        ("guarantee: 50mbit", "guarantee: 50mb", "is no rate"),
+    ):
+        config.write_text(text.replace(old, new))
+        refused = dinnet("apply", *arguments)
+        assert refused.code == 1 and reason in refused.err and refused.err.count("\n") == 1
+    assert dinnet("plan").code == 2
+    assert dinnet("show", "--netns", "dinnet-there-is-none").code == 1
