@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import multiprocessing
 import os
 import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -343,6 +346,54 @@ def test_isolation_guarantees_and_lending() -> None:
     assert found["queueing of tokens, p99"]["ratio"] <= 0.1
     assert found["worst slice, of its guarantee"]["value"] >= 97
     assert found["bulk alone, of the link"]["value"] >= 97
+
+
+def _sink(listener: socket.socket) -> None:
+    with listener.accept()[0] as connection:
+        while connection.recv(1 << 20):
+            pass
+
+
+def _source(sock: socket.socket) -> None:
+    data = bytes(1 << 20)
+    with contextlib.suppress(OSError):  # the other end was ended first
+        while True:
+            sock.sendall(data)
+
+
+def tcp_gbit_s(pair: Pair, sent: Callable[[], int], port: int, seconds: float = 1.5) -> float:
+    """What one TCP connection carries, by a counter of bytes; both ends are processes of their own."""
+    context = multiprocessing.get_context("fork")
+    with pair.tcp(pair.b) as listener, pair.tcp(pair.a) as client:
+        listener.bind(("10.77.0.2", port))
+        listener.listen(1)
+        client.setsockopt(socket.IPPROTO_TCP, 13, b"cubic")  # TCP_CONGESTION
+        client.connect(("10.77.0.2", port))
+        workers = [context.Process(target=_sink, args=(listener,)), context.Process(target=_source, args=(client,))]
+        try:
+            for worker in workers:
+                worker.start()
+            time.sleep(0.7)
+            start, before = time.monotonic(), sent()
+            time.sleep(seconds)
+            return (sent() - before) * 8 / (time.monotonic() - start) / 1e9
+        finally:
+            for worker in workers:
+                worker.kill()
+                worker.join()
+
+
+@pytest.mark.slow
+def test_a_fast_class_reaches_its_rate(pair: Pair, host: Host) -> None:
+    bps = 1_000 * M
+    applied(host, HostState((Link("va", bps, (Slice(0, "all", bps, bps, (Queue(0, bps, bps, 3),)),)),)))
+    # The best of some tries: a sender that waits for a processor is no fault of HTB's.
+    found = []
+    for port in range(6001, 6007):
+        found.append(tcp_gbit_s(pair, lambda: queue(host, 0, 0).bytes, port))
+        if 0.95 <= found[-1] <= 1.02:
+            return
+    pytest.fail(f"a class of 1 Gbit/s carried {found} Gbit/s")
 
 
 def test_command_line(pair: Pair, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
