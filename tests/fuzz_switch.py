@@ -1,8 +1,8 @@
 """Hostile packets against the embedded switch: `python tests/fuzz_switch.py --seconds 600 [--seed N]`. Needs root.
 
 Two switches run with their P4Runtime servers: one is fed by BPF test runs with a clock of our own, the other through
-real veths. Each gets mutations of valid packets, frames of `scapy.fuzz` and plain random bytes, and between them packets
-of known flows. All the time:
+real veths. Each gets mutations of valid packets, frames of `scapy.fuzz` and plain random bytes, and between them
+packets of known flows. All the time:
 
 - every output is the model's (`tests/switch_model.py`), dropped packets are counted as what the model says they are;
 - the known flows' marks are right, their checksums too, and their records are what their own packets give
