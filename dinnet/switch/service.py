@@ -21,6 +21,8 @@ from dinnet.switch.status import DETAILS_KEY, batch_status
 from dinnet.switch.target import Entry, Faults, Target
 
 API_VERSION: Final = "1.4.1"
+#: Requests of one Read that may select whole tables: a list of all that is there is kept for each.
+MAX_WILDCARDS: Final = 256
 #: Entries told of in one idle notification.
 MAX_IDLE: Final = 1024
 
@@ -81,6 +83,8 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
     async def _select(self, request: p4r.ReadRequest) -> tuple[list[Answer], Faults]:
         """What is read, as it is between two writes."""
         self._arbiter.check_device(request.device_id)
+        if len(request.entities) > MAX_WILDCARDS and sum(map(_is_wide, request.entities)) > MAX_WILDCARDS:
+            raise Refused(Code.RESOURCE_EXHAUSTED, f"more than {MAX_WILDCARDS} requests for whole tables in one Read")
         answers: list[Answer] = []
         faults: Faults = {}
         async with self._writing:
@@ -142,6 +146,8 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
         try:
             async for request in requests:
                 await self._take(session, request)
+                if session.is_stalled:
+                    raise Refused(Code.RESOURCE_EXHAUSTED, "the controller does not read what it is told")
         except Refused as error:
             return error
         finally:
@@ -292,6 +298,23 @@ async def _abort(context: _Context, error: Refused) -> NoReturn:
 
 
 _STATUS: Final = {status.value[0]: status for status in grpc.StatusCode}
+
+
+def _is_wide(entity: p4r.Entity) -> bool:
+    """Whether a request may select more than one thing."""
+    match entity.WhichOneof("entity"):
+        case "table_entry":
+            return not entity.table_entry.match
+        case "direct_counter_entry":
+            return not entity.direct_counter_entry.table_entry.match
+        case "direct_meter_entry":
+            return not entity.direct_meter_entry.table_entry.match
+        case "counter_entry":
+            return not entity.counter_entry.HasField("index")
+        case "meter_entry":
+            return not entity.meter_entry.HasField("index")
+        case _:
+            return True
 
 
 def _offer(sessions: Sequence[Session], message: p4r.StreamMessageResponse) -> bool:
