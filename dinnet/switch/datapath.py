@@ -27,8 +27,10 @@ from dinnet.switch.tokens import Rates, meters, rates_of
 _TABLES: Final = (
     "forward_v4", "forward_v6", "forward_l2", "forward_default", "groups", "exceed", "dscp_to_mark", "mark_to_dscp",
     "slice_meter", "flow_sets", "drops", "parsed", "marked", "exceeded", "flow_collisions", "lost_events", "int_node",
-    "int_collector", "int_sequence", "int_events",
+    "int_collector", "int_sequence", "int_events", "queue_drops", "queue_misses",
 )  # fmt: skip
+#: What is counted at the queues: `dinnet.switch.queues`.
+QUEUE_TABLES: Final = ("queues", "queue_drops", "queue_misses", "queue_link")
 PROGRAM: Final = "ingress"
 MARKS: Final = 64  # slice << 2 | traffic class
 SLICES: Final = 16
@@ -75,6 +77,7 @@ class Drop(IntEnum):
     FORWARD = 4
     MICROFLOW = 5
     SLICE = 6
+    QUEUE = 7  # by the kernel's queue at egress, in reports only: the interface counts them
 
 
 class Parsed(IntEnum):
@@ -92,6 +95,7 @@ class Event(IntEnum):
 
     RECORD = 1
     PACKET_IN = 2
+    QUEUE = 3
 
 
 class Forward(NamedTuple):
@@ -232,7 +236,7 @@ class Datapath:
             if int_port is not None:
                 constants["int_port"] = int_port
             source.set_constants(constants)
-            program = source.load(PROGRAM)
+            program = source.load(PROGRAM, hold=QUEUE_TABLES)
         try:
             program.bind(create_array("notes", np.dtype((np.void, _NOTES_BYTES)), 1))
             new = cls(program)
@@ -473,14 +477,19 @@ class Datapath:
         self._maps["flow_sets"].clear()
 
     def events(
-        self, record: Callable[[int, Records], None], packet: Callable[[PacketIn], None] = lambda _: None
+        self,
+        record: Callable[[int, Records], None],
+        packet: Callable[[PacketIn], None] = lambda _: None,
+        queue: Callable[[NDArray[Any]], None] = lambda _: None,
     ) -> RingBuffer:
         """A reader of what the pipeline tells; poll it when its `epoll_fd` is readable. There must be only one.
 
         Args:
             record: Called with the ingress port and one flow record.
             packet: Called with each packet for the controller.
+            queue: Called with each report that is due on a packet that was in a queue: struct queue_event, (1,).
         """
+        queue_event = self.program.btf.dtype("queue_event")
 
         def consume(data: bytes) -> None:
             kind = int.from_bytes(data[:2], "little")
@@ -488,6 +497,8 @@ class Datapath:
                 record(int.from_bytes(data[2:4], "little"), np.frombuffer(data, RECORD_DTYPE, 1, _RECORD_AT))
             elif kind == Event.PACKET_IN:
                 packet(_packet_in(data))
+            elif kind == Event.QUEUE:
+                queue(np.frombuffer(data, queue_event, 1))
 
         return RingBuffer(self._maps["events"].fd, consume)
 
