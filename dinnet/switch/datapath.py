@@ -489,7 +489,7 @@ class Datapath:
             packet: Called with each packet for the controller.
             queue: Called with each report that is due on a packet that was in a queue: struct queue_event, (1,).
         """
-        queue_event = self.program.btf.dtype("queue_event")
+        queue_event = queue_event_dtype(self._maps["queue_note"].value)
 
         def consume(data: bytes) -> None:
             kind = int.from_bytes(data[:2], "little")
@@ -560,6 +560,17 @@ def build_id() -> int:
 def default_queues() -> dict[int, int]:
     """HTB class 1:(0x10 + slice * 4 + tc) for each mark."""
     return {mark: 1 << 16 | 0x10 + mark for mark in range(MARKS)}
+
+
+def queue_event_dtype(note: np.dtype[Any]) -> np.dtype[Any]:
+    """Struct queue_event, around its struct queue_note."""
+    layout = {
+        "names": ["kind", "dropped", "sequence", "egress_ns", "occupancy", "note"],
+        "formats": ["u2", "u1", "u4", "u8", "u4", note],
+        "offsets": [0, 2, 4, 8, 16, 24],
+        "itemsize": 24 + note.itemsize,
+    }
+    return np.dtype(layout)  # type: ignore[call-overload, no-any-return]
 
 
 def int_node_value(node: IntNode) -> tuple[int, ...]:

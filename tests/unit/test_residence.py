@@ -27,7 +27,7 @@ def histogram(values: list[int]) -> np.ndarray:  # type: ignore[type-arg]
 def test_steps_begin_where_the_definition_says() -> None:
     bounds = lower_bounds_ns(STEPS)
     assert len(bounds) == STEPS + 1
-    # By hand: 4, 5, 6, 7, then 8, 10, 12, 14, then 16, ...; 2**20 is a step's beginning and 1.25 * 2**20 the next one's.
+    # By hand: 4, 5, 6, 7, then 8, 10, 12, 14, then 16, ...; 2**20 begins a step, and 1.25 * 2**20 the next one.
     assert bounds[:16].tolist() == [0, 1, 2, 3, 4, 4, 4, 4, 4, 5, 6, 7, 8, 10, 12, 14]
     assert bounds[80:84].tolist() == [1048576, 1310720, 1572864, 1835008]
 

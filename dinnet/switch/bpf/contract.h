@@ -315,4 +315,11 @@ struct queue_event {
 	struct queue_note note;
 };
 
+/* No map has it, so that Python must know its layout. */
+_Static_assert(__builtin_offsetof(struct queue_event, sequence) == 4 &&
+		       __builtin_offsetof(struct queue_event, egress_ns) == 8 &&
+		       __builtin_offsetof(struct queue_event, occupancy) == 16 &&
+		       __builtin_offsetof(struct queue_event, note) == 24,
+	       "struct queue_event is not what dinnet/switch/datapath.py says");
+
 #endif
