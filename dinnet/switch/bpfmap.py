@@ -12,11 +12,23 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from dinnet.switch.libbpf import ENOTSUPP, BatchOptions, BpfError, address, check, library, map_info, possible_cpus
+from dinnet.switch.libbpf import (
+    ENOTSUPP,
+    BatchOptions,
+    BpfError,
+    CreateOptions,
+    address,
+    check,
+    library,
+    map_info,
+    possible_cpus,
+)
 
 _ROOM: Final = frozenset({errno.E2BIG, errno.ENOSPC, errno.ENOMEM})
 _NO_BATCHES: Final = frozenset({ENOTSUPP, errno.EOPNOTSUPP, errno.EINVAL})
+_HASH: Final = 1
 _ARRAY: Final = 2
+_NO_PREALLOC: Final = 1  # BPF_F_NO_PREALLOC
 _PER_CPU: Final = frozenset({5, 6, 10})  # hash, array, LRU hash
 
 
@@ -220,3 +232,14 @@ def create_array(name: str, value: np.dtype[Any], entries: int) -> Map:
     """
     fd = library().bpf_map_create(_ARRAY, name.encode(), 4, value.itemsize, entries, None)
     return Map(check(fd, f"cannot make map {name}"), np.dtype("u4"), value)
+
+
+def create_hash(name: str, key: np.dtype[Any], value: np.dtype[Any], entries: int) -> Map:
+    """A new hash map, which takes memory for the entries that are in it.
+
+    Raises:
+        BpfError: The kernel refused.
+    """
+    options = CreateOptions(size=c.sizeof(CreateOptions), map_flags=_NO_PREALLOC)
+    fd = library().bpf_map_create(_HASH, name.encode(), key.itemsize, value.itemsize, entries, c.byref(options))
+    return Map(check(fd, f"cannot make map {name}"), key, value)

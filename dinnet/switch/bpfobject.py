@@ -348,15 +348,16 @@ class Ran:
     duration_ns: int  # of one repetition
 
 
-def test_run(fd: int, packet: bytes, *, ifindex: int = 1, time_ns: int = 0, repeat: int = 1) -> Ran:
+def test_run(fd: int, packet: bytes, *, ifindex: int = 1, time_ns: int = 0, repeat: int = 1, gso_size: int = 0) -> Ran:
     """Run a tc program on a packet as if it had come in on an interface of the calling thread's namespace.
 
-    What the program redirects goes nowhere; what it clones is sent.
+    What the program redirects goes nowhere; what it clones is sent. With `gso_size` the packet stands for segments with
+    that much payload, as offloads hand them over.
 
     Raises:
         BpfError: The kernel refused: fewer than 14 bytes, no such interface.
     """
-    before, after = Skb(ifindex=ifindex, tstamp=time_ns), Skb()
+    before, after = Skb(ifindex=ifindex, tstamp=time_ns, gso_size=gso_size), Skb()
     given = c.create_string_buffer(packet, len(packet))
     room = c.create_string_buffer(len(packet) + 256)
     options = TestRunOptions(

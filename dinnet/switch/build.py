@@ -48,7 +48,9 @@ def build() -> None:
             raise DinnetError(f"compiling the switch needs {tool}: apt-get install {package} libbpf-dev")
     includes = [f"-I{folder}" for folder in _MULTIARCH if Path(folder).is_dir()]
     for target in (OBJECT, QUEUES_OBJECT):
-        _run("clang", *_FLAGS, *includes, "-c", f"{target.stem}.c", "-o", target.name)
+        # The same object wherever the tree lies: line information names files by where they are in it.
+        prefix = f"-ffile-prefix-map={FOLDER.resolve()}=."
+        _run("clang", *_FLAGS, prefix, *includes, "-c", f"{target.stem}.c", "-o", target.name)
         _run("llvm-strip", "-g", target.name)
     SOURCES_HASH.write_text(f"{sources_hash()}\n")
 

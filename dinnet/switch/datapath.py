@@ -16,9 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dinnet.flows.record import RECORD_DTYPE, Records
+from dinnet.switch import entrynotes
 from dinnet.switch.bpfmap import Map, Put, create_array
 from dinnet.switch.bpfobject import Object, Program, RingBuffer
 from dinnet.switch.build import OBJECT
+from dinnet.switch.hooks import PROGRAM
 from dinnet.switch.libbpf import BpfError
 from dinnet.switch.microflows import Microflows
 from dinnet.switch.sliceselect import Selected, Ternary, Watched
@@ -31,12 +33,12 @@ _TABLES: Final = (
 )  # fmt: skip
 #: What is counted at the queues: `dinnet.switch.queues`.
 QUEUE_TABLES: Final = ("queues", "queue_drops", "queue_misses", "queue_link")
-PROGRAM: Final = "ingress"
 MARKS: Final = 64  # slice << 2 | traffic class
 SLICES: Final = 16
 _EXCEED_DEFAULT: Final = 64
 _GROUP_PORTS: Final = 64
 _NOTES_BYTES: Final = 1 << 20
+_MORE_NOTES: Final = 1 << 16  # pieces of notes on entries besides one for each micro-flow
 _READS: Final = 100
 _RECORD_AT: Final = 8  # in struct record_event
 _PACKET_AT: Final = 12  # in struct packet_event
@@ -77,7 +79,7 @@ class Drop(IntEnum):
     FORWARD = 4
     MICROFLOW = 5
     SLICE = 6
-    QUEUE = 7  # by the kernel's queue at egress, in reports only: the interface counts them
+    MTU = 7  # longer than the egress interface takes; the embedded switch's own
 
 
 class Parsed(IntEnum):
@@ -239,6 +241,7 @@ class Datapath:
             program = source.load(PROGRAM, hold=QUEUE_TABLES)
         try:
             program.bind(create_array("notes", np.dtype((np.void, _NOTES_BYTES)), 1))
+            program.bind(entrynotes.create(program.maps["microflow"].max_entries + _MORE_NOTES))
             new = cls(program)
             new.set_queues(default_queues())
         except BaseException:

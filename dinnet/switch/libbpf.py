@@ -39,6 +39,16 @@ class BatchOptions(c.Structure):
     _fields_ = (("size", _SIZE), ("elem_flags", c.c_uint64), ("flags", c.c_uint64))
 
 
+class CreateOptions(c.Structure):
+    """struct bpf_map_create_opts of bpf.h."""
+
+    _fields_ = (
+        ("size", _SIZE), ("btf_fd", _U32), ("btf_key_type_id", _U32), ("btf_value_type_id", _U32),
+        ("btf_vmlinux_value_type_id", _U32), ("inner_map_fd", _U32), ("map_flags", _U32), ("map_extra", c.c_uint64),
+        ("numa_node", _U32), ("map_ifindex", _U32),
+    )  # fmt: skip
+
+
 class TestRunOptions(c.Structure):
     """struct bpf_test_run_opts of bpf.h."""
 
@@ -115,6 +125,9 @@ _FUNCTIONS: Final[dict[str, tuple[Any, ...]]] = {
     "btf__name_by_offset": (_TEXT, _PTR, _U32),
     "bpf_prog_load": (_INT, _INT, _TEXT, _TEXT, _PTR, _SIZE, _PTR),
     "bpf_prog_bind_map": (_INT, _INT, _INT, _PTR),
+    "bpf_prog_attach": (_INT, _INT, _INT, _INT, _U32),
+    "bpf_prog_detach2": (_INT, _INT, _INT, _INT),
+    "bpf_prog_query": (_INT, _INT, _INT, _U32, _COUNT, _COUNT, _COUNT),
     "bpf_prog_test_run_opts": (_INT, _INT, c.POINTER(TestRunOptions)),
     "ring_buffer__new": (_PTR, _INT, SAMPLE, _PTR, _PTR),
     "ring_buffer__consume": (_INT, _PTR),

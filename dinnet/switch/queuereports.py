@@ -5,7 +5,6 @@ from __future__ import annotations
 import struct
 from typing import Any, Final
 
-from dinnet.switch.datapath import Drop
 from dinnet.telemetry.metadata import Instruction, Metadata
 from dinnet.telemetry.report import DropReason, Individual, InnerType, Report
 
@@ -16,6 +15,8 @@ _TOLD: Final = (
 )  # fmt: skip
 _TOLD_OF_DROPPED: Final = Instruction.PORTS | Instruction.INGRESS_TIME | Instruction.INTERFACES
 _DROPPED_BIT: Final = 1
+#: The drop reason of reports on what a kernel's queue dropped; the switch's own reasons are `datapath.Drop`.
+DROPPED_BY_QUEUE: Final = 128
 _MOST_NS: Final = 0xFFFFFFFE
 _MOST_PACKETS: Final = 0xFFFFFE
 _ETHERNET_IPV4: Final = b"\x08\x00"
@@ -50,7 +51,7 @@ def report_of(event: Any) -> Report:
             ingress_interface=ports[0],
             egress_interface=ports[1],
         ),
-        drop=DropReason(queue, Drop.QUEUE) if dropped else None,
+        drop=DropReason(queue, DROPPED_BY_QUEUE) if dropped else None,
     )
     return Report(int(note["node_id"]), int(event["sequence"]) & 0x3FFFFF, (individual,))
 

@@ -187,8 +187,11 @@ class Target(Protocol):
 
     # Messages.
 
-    def enable_digest(self, digest: Digest, enabled: bool) -> None:
-        """Whether anybody listens to a digest; they start disabled."""
+    def enable_digest(self, digest: Digest, config: bytes | None) -> None:
+        """Make a digest, and keep how it is configured (a serialized DigestEntry.Config); None: do not make it."""
+
+    def digests(self) -> Mapping[int, bytes]:
+        """The digests that are made, and how they are configured; an earlier server's, too."""
 
     def packet_out(self, payload: bytes, metadata: tuple[int, ...]) -> None:
         """Send a packet, with the fields of the packet_out header."""

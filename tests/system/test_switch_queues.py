@@ -27,7 +27,6 @@ from dinnet.switch.datapath import (
     Action,
     Cell,
     Collector,
-    Drop,
     Forward,
     IntEvent,
     IntNode,
@@ -36,7 +35,7 @@ from dinnet.switch.datapath import (
     queue_event_dtype,
 )
 from dinnet.switch.ebpf import EbpfTarget
-from dinnet.switch.queuereports import frame_of, report_of
+from dinnet.switch.queuereports import DROPPED_BY_QUEUE, frame_of, report_of
 from dinnet.switch.sliceselect import Match, Watch, Watched
 from dinnet.telemetry.metadata import Instruction
 from dinnet.telemetry.report import Individual, Report
@@ -360,7 +359,7 @@ def test_what_the_queue_drops_is_reported_as_dropped(switch: Switch) -> None:
     assert len(dropped) == counted("17")[2] > 0
     for report in dropped:
         assert report.drop is not None
-        assert (report.drop.queue_id, report.drop.reason) == (7, Drop.QUEUE)
+        assert (report.drop.queue_id, report.drop.reason) == (7, DROPPED_BY_QUEUE)
         assert report.metadata.hop_latency_ns is None
     assert len({number_of(report) for _, report in reports}) in (1, count)
 

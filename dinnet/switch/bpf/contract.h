@@ -20,9 +20,18 @@
 #define FLOW_WAYS 4	 /* flows that share a set of the flow table */
 #define EVENT_PACKET_BYTES 2048
 
-/* DROP_QUEUE, by the kernel's queue at egress, is told in reports only. */
-enum drop { KEPT, DROP_MALFORMED, DROP_NO_ROUTE, DROP_TTL, DROP_FORWARD, DROP_MICROFLOW, DROP_SLICE,
-	    DROP_QUEUE, DROP_CELLS = 8 };
+/* DROP_MTU: not in the P4 program, which does not know the links; the kernel would lose the packet without a word. */
+enum drop {
+	KEPT,
+	DROP_MALFORMED,
+	DROP_NO_ROUTE,
+	DROP_TTL,
+	DROP_FORWARD,
+	DROP_MICROFLOW,
+	DROP_SLICE,
+	DROP_MTU,
+	DROP_CELLS
+};
 /* What the program leaves in skb->cb for who runs it in a test: the word's place, and what is in it. */
 enum shown { SHOWN_WAY, /* forward_action, egress port or group << 8, drop << 24 */
 	     SHOWN_MARK, /* 1, slice << 8, tc << 16, colour << 24 */
