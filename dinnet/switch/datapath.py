@@ -29,8 +29,10 @@ from dinnet.switch.tokens import Rates, meters, rates_of
 _TABLES: Final = (
     "forward_v4", "forward_v6", "forward_l2", "forward_default", "groups", "exceed", "dscp_to_mark", "mark_to_dscp",
     "slice_meter", "flow_sets", "drops", "parsed", "marked", "exceeded", "flow_collisions", "lost_events", "int_node",
-    "int_collector", "int_sequence", "int_events",
+    "int_collector", "int_sequence", "int_events", "queue_drops", "queue_misses",
 )  # fmt: skip
+#: What is counted at the queues: `dinnet.switch.queues`.
+QUEUE_TABLES: Final = ("queues", "queue_drops", "queue_misses", "queue_link")
 MARKS: Final = 64  # slice << 2 | traffic class
 SLICES: Final = 16
 _EXCEED_DEFAULT: Final = 64
@@ -96,6 +98,7 @@ class Event(IntEnum):
 
     RECORD = 1
     PACKET_IN = 2
+    QUEUE = 3
 
 
 class Forward(NamedTuple):
@@ -237,7 +240,7 @@ class Datapath:
                 constants["int_port"] = int_port
             source.set_size("events", _EVENTS_BYTES)
             source.set_constants(constants)
-            program = source.load(PROGRAM)
+            program = source.load(PROGRAM, hold=QUEUE_TABLES)
         try:
             program.bind(create_array("notes", np.dtype((np.void, _NOTES_BYTES)), 1))
             program.bind(entrynotes.create(program.maps["microflow"].max_entries + _MORE_NOTES))
@@ -479,14 +482,19 @@ class Datapath:
         self._maps["flow_sets"].clear()
 
     def events(
-        self, record: Callable[[int, Records], None], packet: Callable[[PacketIn], None] = lambda _: None
+        self,
+        record: Callable[[int, Records], None],
+        packet: Callable[[PacketIn], None] = lambda _: None,
+        queue: Callable[[NDArray[Any]], None] = lambda _: None,
     ) -> RingBuffer:
         """A reader of what the pipeline tells; poll it when its `epoll_fd` is readable. There must be only one.
 
         Args:
             record: Called with the ingress port and one flow record.
             packet: Called with each packet for the controller.
+            queue: Called with each report that is due on a packet that was in a queue: struct queue_event, (1,).
         """
+        queue_event = queue_event_dtype(self._maps["queue_note"].value)
 
         def consume(data: bytes) -> None:
             kind = int.from_bytes(data[:2], "little")
@@ -494,6 +502,8 @@ class Datapath:
                 record(int.from_bytes(data[2:4], "little"), np.frombuffer(data, RECORD_DTYPE, 1, _RECORD_AT))
             elif kind == Event.PACKET_IN:
                 packet(_packet_in(data))
+            elif kind == Event.QUEUE:
+                queue(np.frombuffer(data, queue_event, 1))
 
         return RingBuffer(self._maps["events"].fd, consume)
 
@@ -555,6 +565,17 @@ def build_id() -> int:
 def default_queues() -> dict[int, int]:
     """HTB class 1:(0x10 + slice * 4 + tc) for each mark."""
     return {mark: 1 << 16 | 0x10 + mark for mark in range(MARKS)}
+
+
+def queue_event_dtype(note: np.dtype[Any]) -> np.dtype[Any]:
+    """Struct queue_event, around its struct queue_note."""
+    layout = {
+        "names": ["kind", "dropped", "sequence", "egress_ns", "occupancy", "note"],
+        "formats": ["u2", "u1", "u4", "u8", "u4", note],
+        "offsets": [0, 2, 4, 8, 16, 24],
+        "itemsize": 24 + note.itemsize,
+    }
+    return np.dtype(layout)  # type: ignore[call-overload, no-any-return]
 
 
 def int_node_value(node: IntNode) -> tuple[int, ...]:

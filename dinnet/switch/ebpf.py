@@ -14,7 +14,9 @@ from typing import Any, Final
 
 import numpy as np
 from finsy.proto import p4i
+from numpy.typing import NDArray
 
+from dinnet.errors import DinnetError
 from dinnet.flows.record import RECORD_DTYPE, Records
 from dinnet.netns import inside
 from dinnet.switch.attach import Switch
@@ -39,6 +41,7 @@ from dinnet.switch.p4tables import (
     forward_value,
     rates_of_config,
 )
+from dinnet.switch.queuereports import frame_of, report_of
 from dinnet.switch.target import (
     CloneSession,
     CounterData,
@@ -278,7 +281,7 @@ class EbpfTarget(MemoryTarget):
         What the server or a controller is too slow for stays in the ring buffer. Where that is full the pipeline counts
         what it cannot tell: no record is lost anywhere else while a controller listens.
         """
-        ring = self._datapath.events(self._tell_record, self._tell_packet)
+        ring = self._datapath.events(self._tell_record, self._tell_packet, self._send_report)
         try:
             poll = select.poll()
             poll.register(ring.epoll_fd, select.POLLIN)
@@ -300,6 +303,19 @@ class EbpfTarget(MemoryTarget):
     def _tell_record(self, port: int, record: Records) -> None:
         if self._digest is not None and self._digest.id in self._digests:
             self._records.append((port, record))
+
+    def _send_report(self, event: NDArray[Any]) -> None:
+        """Report on a packet that left, or was dropped by, a queue; what cannot be sent shows as a missing number."""
+        collectors, there = self._datapath.table("int_collector").get(np.zeros(1))
+        if not there[0]:
+            return
+        queue = int(self._datapath.table("queue_of_mark").get(np.zeros(1))[0][0])
+        frame = frame_of(report_of(event[0]), collectors[0])
+        with (
+            contextlib.suppress(Refused, DinnetError, OSError),
+            inside(self._switch.namespace) if self._switch.namespace else contextlib.nullcontext(),
+        ):
+            self._send(int(collectors[0]["port"]), frame, queue)
 
     def _tell_packet(self, packet: PacketIn) -> None:
         events, info = self.events, self._pipeline.info if self._pipeline else None

@@ -81,6 +81,12 @@ class MapInfo(c.Structure):
     )  # fmt: skip
 
 
+class LinkInfo(c.Structure):
+    """The beginning of struct bpf_link_info of linux/bpf.h."""
+
+    _fields_ = (("type", _U32), ("id", _U32), ("program_id", _U32), ("rest", c.c_uint8 * 52))
+
+
 SAMPLE: Final = c.CFUNCTYPE(_INT, _PTR, _PTR, _SIZE)
 _FUNCTIONS: Final[dict[str, tuple[Any, ...]]] = {
     # name: result, arguments
@@ -94,6 +100,12 @@ _FUNCTIONS: Final[dict[str, tuple[Any, ...]]] = {
     "bpf_object__find_program_by_name": (_PTR, _PTR, _TEXT),
     "bpf_program__fd": (_INT, _PTR),
     "bpf_object__find_map_by_name": (_PTR, _PTR, _TEXT),
+    "bpf_map__fd": (_INT, _PTR),
+    "bpf_map__reuse_fd": (_INT, _PTR, _INT),
+    "bpf_program__attach": (_PTR, _PTR),
+    "bpf_link__fd": (_INT, _PTR),
+    "bpf_link__destroy": (_INT, _PTR),
+    "bpf_link_get_fd_by_id": (_INT, _U32),
     "bpf_map__set_max_entries": (_INT, _PTR, _U32),
     "bpf_map__initial_value": (_PTR, _PTR, c.POINTER(_SIZE)),
     "bpf_map__set_initial_value": (_INT, _PTR, _PTR, _SIZE),
@@ -109,6 +121,11 @@ _FUNCTIONS: Final[dict[str, tuple[Any, ...]]] = {
     "bpf_map_get_fd_by_id": (_INT, _U32),
     "bpf_btf_get_fd_by_id": (_INT, _U32),
     "bpf_obj_get_info_by_fd": (_INT, _INT, _PTR, _COUNT),
+    "btf__load_vmlinux_btf": (_PTR,),
+    "btf__free": (None, _PTR),
+    "btf__find_by_name_kind": (c.c_int32, _PTR, _TEXT, _U32),
+    "btf__type_by_id": (_PTR, _PTR, _U32),
+    "btf__name_by_offset": (_TEXT, _PTR, _U32),
     "bpf_prog_load": (_INT, _INT, _TEXT, _TEXT, _PTR, _SIZE, _PTR),
     "bpf_prog_bind_map": (_INT, _INT, _INT, _PTR),
     "bpf_prog_attach": (_INT, _INT, _INT, _INT, _U32),

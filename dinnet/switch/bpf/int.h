@@ -10,6 +10,7 @@
 
 #include "classify.h"
 #include "parse.h"
+#include "queuenote.h"
 
 /* The instruction bitmap. */
 #define BIT_NODE_ID 0x8000
@@ -506,11 +507,14 @@ static __noinline int send_with_int(struct __sk_buff *skb, struct packet *p, __u
 		return bpf_redirect(device, 0);
 	} else {
 		report->bits = p->watch_instructions & BITS_TOLD; /* source and sink in one: nothing needs to be put in */
+		leave_note(skb, p, node->node_id, port, device);
 	}
 	if (bpf_clone_redirect(skb, device, 0) == ERROR_NO_MEMORY) {
 		count(&int_events, INT_REPORT_LOST, p->frame_bytes);
 		return bpf_redirect(device, 0);
 	}
+	if (is_note_taken())
+		return TC_ACT_SHOT;
 	return send_report(skb, p, s, report);
 }
 
