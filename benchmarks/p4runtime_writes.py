@@ -1,7 +1,8 @@
 """Table entries a second through P4Runtime: dinnet's switch against BMv2, driven by the same client.
 
 Micro-flows are inserted, in batches and one a call, into empty tables; then 100,000 are inserted into dinnet's switch,
-read back and compared. Both switches run as processes of their own, the client in this one.
+read back and compared, and then as many as fit, a million. Both switches run as processes of their own, the client in
+this one.
 """
 
 from __future__ import annotations
@@ -11,18 +12,17 @@ import asyncio
 import contextlib
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from harness import cannot_run, figure, in_turn, report
+from switchrun import dinnet_switch
 
-ROUNDS = 3
-BATCHED, SINGLE, MANY = 5_000, 300, 100_000
-PATIENCE_S = 60.0
+ROUNDS = 2
+BATCHED, SINGLE, MANY = 4_000, 1_000, 100_000
+MOST = 1 << 20
 
 
 def microflows(count: int) -> list[object]:
@@ -37,35 +37,6 @@ def microflows(count: int) -> list[object]:
         )
         for number in range(count)
     ]  # fmt: skip
-
-
-@contextlib.asynccontextmanager
-async def dinnet_switch(ports: object, folder: Path) -> AsyncIterator[object]:
-    """`dinnet switch up` on the ports, and a session with it that is primary."""
-    from dinnet.dataplane.program import dinnet_program
-    from dinnet.dataplane.session import connected
-    from dinnet.switch.attach import take_down
-
-    address = f"unix:{folder}/p4rt"
-    config, log = folder / "switch.yaml", folder / "log"
-    listed = ", ".join(f"{port}: p{port}" for port in ports.ports)  # type: ignore[attr-defined]
-    namespace = ports.namespace  # type: ignore[attr-defined]
-    config.write_text(f"netns: {namespace}\nports: {{{listed}}}\np4runtime: {{listen: '{address}'}}\n")
-    with log.open("wb") as out:
-        process = subprocess.Popen([sys.executable, "-m", "dinnet", "switch", "up", "-c", str(config)], stderr=out)
-    try:
-        end = time.monotonic() + PATIENCE_S
-        while "P4Runtime on" not in log.read_text():
-            if process.poll() is not None or time.monotonic() > end:
-                raise RuntimeError(f"the switch does not come up: {log.read_text().strip()}")
-            await asyncio.sleep(0.05)
-        async with connected(address, dinnet_program()) as session:
-            await session.until_primary()
-            yield session
-    finally:
-        process.terminate()
-        process.wait()
-        await asyncio.to_thread(take_down, namespace)
 
 
 async def timed_inserts(session: object, entries: list[object], batch: int) -> float:
@@ -92,10 +63,43 @@ async def round_trip(session: object, entries: list[object]) -> float:
     return seconds
 
 
+async def fill() -> list[str]:
+    """Fill the table, and one entry more; what that took."""
+    from dinnet.dataplane.conformance.wires import wires
+    from dinnet.dataplane.errors import WriteFailed
+
+    entries = microflows(MOST + 1)
+    with wires(2) as ports, tempfile.TemporaryDirectory(prefix="dinnet-bench-") as folder:
+        async with dinnet_switch(ports, Path(folder), f"{{microflows: {MOST}}}") as running:
+            empty = running.memory_mib()
+            started = time.perf_counter()
+            await running.session.insert(entries[:-1])
+            seconds = time.perf_counter() - started
+            full = running.memory_mib()
+            try:
+                await running.session.insert(entries[-1:])
+                raise RuntimeError("an entry more than fit was taken")
+            except WriteFailed as error:
+                (failure,) = error.failures
+    return [
+        f"{MOST:,} micro-flows inserted in {seconds:.0f} s ({MOST / seconds:,.0f} entries/s); one more: {failure.code}",
+        f"Memory of the server, empty and full: {empty[0]:,.0f} and {full[0]:,.0f} MiB; of the maps in the kernel: "
+        f"{empty[1]:,.0f} and {full[1]:,.0f} MiB",
+    ]
+
+
 def measure(binary: Path) -> None:
     from dinnet.dataplane.conformance.systems import bmv2, bmv2_version
     from dinnet.dataplane.conformance.wires import wires
     from dinnet.dataplane.program import dinnet_program
+
+    def ours(ports: object, folder: Path) -> object:
+        @contextlib.asynccontextmanager
+        async def session() -> AsyncIterator[object]:
+            async with dinnet_switch(ports, folder) as running:
+                yield running.session
+
+        return session()
 
     def run(make: Callable[[object, Path], object], work: Callable[[object], object]) -> float:
         async def go() -> float:
@@ -115,11 +119,11 @@ def measure(binary: Path) -> None:
         def side(make: Callable[[object, Path], object], entries: list[object] = entries, batch: int = batch) -> float:
             return run(make, lambda session: timed_inserts(session, entries, batch))
 
-        ours, peer = in_turn(ROUNDS, [lambda s=side: s(dinnet_switch), lambda s=side: s(theirs)])
-        figures.append(figure(f"micro-flows inserted, {name}", "entries/s", ours, "BMv2", peer))
-    seconds = [run(dinnet_switch, lambda session: round_trip(session, microflows(MANY))) for _ in range(ROUNDS)]
+        own, peer = in_turn(ROUNDS, [lambda s=side: s(ours), lambda s=side: s(theirs)])
+        figures.append(figure(f"micro-flows inserted, {name}", "entries/s", own, "BMv2", peer))
+    seconds = [run(ours, lambda session: round_trip(session, microflows(MANY))) for _ in range(ROUNDS)]
     goal = figure(f"{MANY:,} micro-flows written, read back, compared", "s", seconds, "goal", [20.0] * ROUNDS)
-    report([*figures, goal], [f"BMv2 {bmv2_version(binary)}"])
+    report([*figures, goal], [*asyncio.run(fill()), f"BMv2 {bmv2_version(binary)}"])
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from harness import CANNOT_RUN
 
 _HERE = Path(__file__).resolve().parent
-_NOT_BENCHMARKS = {"harness.py", "synthetic.py", "run_all.py"}
+_NOT_BENCHMARKS = {"harness.py", "switchrun.py", "synthetic.py", "run_all.py"}
 _COLUMNS = (
     "date", "benchmark", "name", "value", "unit", "peer", "peer_value", "ratio", "rounds",
     "cpu", "cores", "kernel", "python", "numpy", "numba", "scikit-learn",

@@ -1,15 +1,19 @@
-"""Packets per second through the embedded switch and through a Linux bridge, with the kernel itself as the sender.
+"""Packets per second through the embedded switch, a Linux bridge and BMv2, with the kernel itself as the sender.
 
 A test run of an XDP program with live frames (BPF_F_TEST_XDP_LIVE_FRAMES) puts packets onto a veth's receive path. They
 are forwarded to another veth, whose peer counts them. Marking, metering and flow records are on, over 1,024
-micro-flows. Where the switch's time goes is measured by test runs of its own program.
+micro-flows; so they are on BMv2 (simple_switch_grpc on the PATH), which a flood makes collapse: it is offered paced
+traffic, and its rate is the highest at which it loses less than a hundredth. Where the switch's time goes is measured
+by test runs of its own program.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ctypes as c
 import os
+import shutil
 import socket
 import struct
 import time
@@ -35,6 +39,9 @@ SIZES = (64, 1400)
 SRC, DST = 0x02AA00000001, 0x02AA00000002
 NAME = f"dinnet-bench{os.getpid()}"
 PLENTY = Rates(10**11, 10**9, 10**11, 10**9)
+BMV2_RATES = (5_000, 200_000)  # between which it is searched
+BMV2_S = 1.0
+BURST_S = 0.002
 XDP_PASS, BPF_PROG_TYPE_XDP, LIVE_FRAMES = 2, 6, 2
 
 
@@ -141,6 +148,71 @@ def fill(datapath: Datapath, port: int) -> None:
     datapath.set_slice_meters(port * 16 + 1, [PLENTY])
 
 
+def loss(fd: int, size: int, offered: int) -> float:
+    """The part of the packets that is lost where `offered` a second are sent into p1, of those that should reach t2."""
+    index, data = socket.if_nametoindex("p1"), frame(size)
+
+    def counted() -> int:
+        from pyroute2 import IPRoute
+
+        with IPRoute() as ip:
+            (link,) = ip.get_links(ifname="t2")
+            return int(link.get_attr("IFLA_STATS64")["rx_packets"])
+
+    before, sent, start = counted(), 0, time.monotonic()
+    while sent < offered * BMV2_S:
+        due = int(min(time.monotonic() - start + BURST_S, BMV2_S) * offered)
+        if due > sent:
+            send(fd, data, index, due - sent)
+            sent = due
+        time.sleep(BURST_S / 2)
+    got = -1
+    while (now := counted() - before) != got:  # what is in its queues may still come
+        got = now
+        time.sleep(0.3)
+    return 1 - got / sent
+
+
+async def bmv2_rates(fd: int, binary: Path) -> list[int]:
+    """The highest rate of each of SIZES that BMv2 forwards, with the same tables as the switch; 0: less than tried."""
+    from dinnet.dataplane.conformance.systems import bmv2
+    from dinnet.dataplane.conformance.wires import wires as conformance_wires
+    from dinnet.dataplane.entity import MeterCell
+    from dinnet.dataplane.entity import Rates as EntityRates
+    from dinnet.dataplane.program import dinnet_program
+    from dinnet.dataplane.tables import ForwardL2, Microflow, SetMark, ToPort
+
+    plenty = EntityRates(*PLENTY)
+    entries = [
+        Microflow(
+            src=0xFFFF << 32 | 0x0A000001, dst=0xFFFF << 32 | 0x0A000002, proto=17, sport=sport, dport=80, vlan=0,
+            flow_label=0, action=SetMark(slice=1, tc=3, microflow_id=sport), rates=plenty,
+        )
+        for sport in range(FLOWS)
+    ]  # fmt: skip
+    found = []
+    with conformance_wires(2) as ports:
+        async with bmv2(binary, ports, dinnet_program()) as session:
+            await session.replace_pipeline()
+            await session.insert([ForwardL2(vlan=0, dst=DST, action=ToPort(port=2)), *entries])
+            await session.modify([MeterCell("slice_meter", 2 * 16 + 1, plenty)])
+
+            def search(size: int) -> int:
+                low, high = BMV2_RATES
+                with inside(ports.namespace):
+                    while high - low > low // 20:
+                        middle = (low + high) // 2
+                        if loss(fd, size, middle) < 0.01:
+                            low = middle
+                        else:
+                            high = middle
+                return low if low > BMV2_RATES[0] else 0
+
+            for size in SIZES:
+                found.append(await asyncio.to_thread(search, size))
+    return found
+
+
 def stages(size: int) -> list[str]:
     """Nanoseconds a packet for the program without, and with, each part of its work."""
     packet = frame(size)
@@ -167,6 +239,8 @@ def main() -> None:
     try:
         fd = generator()
         figures = []
+        notes: list[str] = []
+        own: dict[int, list[float]] = {}
         with wires(f"{NAME}-s") as (ip_s, in_s), wires(f"{NAME}-b") as (ip_b, in_b):
             ports = [PortConfig(1, "s0"), PortConfig(2, "s1")]
             with Switch.up(ports, namespace=f"{NAME}-s", sizes=Sizes(microflows=4096, flows=65536)) as switch:
@@ -196,13 +270,25 @@ def main() -> None:
                             lambda size=size: through(f"{NAME}-b", ip_b, in_b, size),  # type: ignore[misc]
                         ],
                     )
+                    own[size] = ours
                     figures.append(figure(f"switch_{size}_bytes", "packets/s", ours, "Linux bridge", bridges))
                 switch.down()
+        binary = shutil.which("simple_switch_grpc")
+        if binary:
+            for size, found in zip(SIZES, asyncio.run(bmv2_rates(fd, Path(binary))), strict=True):
+                if found:
+                    name = f"switch_{size}_bytes_bmv2"
+                    figures.append(figure(name, "packets/s", own[size], "BMv2", [float(found)] * ROUNDS))
+                else:
+                    notes.append(
+                        f"No figure of BMv2 with {size} bytes: it lost 1 % or more even of {BMV2_RATES[0]:,} packets/s."
+                    )
         os.close(fd)
-        notes = ["Cost of a packet in the switch's own program, from test runs:"]
+        notes += ["Cost of a packet in the switch's own program, from test runs:"]
         for size in SIZES:
             notes += stages(size)
-        notes.append("Not measured: BMv2, for which the compiled P4 program is not there yet.")
+        if not binary:
+            notes.append("Not measured: BMv2, whose simple_switch_grpc is not on the PATH.")
     except (DinnetError, ImportError) as error:
         cannot_run(str(error))
     report(figures, notes)

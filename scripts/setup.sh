@@ -70,3 +70,31 @@ if [ "$(content "$installed")" != "$want" ]; then
     [ ! -e "$made" ] || place >"$made"
     printf '%s\n' "$want" >"$installed"
 fi
+# Second kernels, for a few tests that are skipped without them.
+for what in "$@"; do
+    [ "$what" = test ] || continue
+    for script in scripts/vm-*.sh; do
+        [ ! -x "$script" ] || "$script" >/dev/null || say "no second kernel by $script (what needs it is skipped)"
+    done
+done
+
+# p4runtime-shell pins a protobuf that dinnet does not live with: an environment of its own, for the tests that use it.
+shell=${P4RT_VENV:-$venv-p4rt}
+packages="p4runtime-shell==0.0.6 protobuf==3.20.3"
+for what in "$@"; do
+    [ "$what" = test ] && [ -z "${P4RUNTIME_SH:-}" ] || continue
+    [ "$(content "$shell/.installed")" != "$packages" ] || continue
+    if [ -e "$shell" ] && [ ! -e "$shell/.installed" ]; then
+        say "$shell is not this script's: tests with p4runtime-shell are skipped"
+        continue
+    fi
+    say "installing p4runtime-shell into $shell"
+    mkdir -p "$shell" && echo unfinished >"$shell/.installed"
+    # shellcheck disable=SC2086 # several packages
+    if { [ -x "$shell/bin/python" ] || "$python" -m venv "$shell"; } >/dev/null 2>&1 &&
+        "$shell/bin/python" -m pip install -q --disable-pip-version-check $packages >"$shell/.log" 2>&1; then
+        printf '%s\n' "$packages" >"$shell/.installed"
+    else
+        say "p4runtime-shell could not be installed ($shell/.log says why): the tests with it are skipped"
+    fi
+done

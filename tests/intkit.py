@@ -122,12 +122,15 @@ class IntBench(switchkit.Bench):
         self.datapath.set_default_forward(Forward(Action.PORT, OUT))
         self.datapath.set_collector(COLLECTOR)
 
-    def run(self, frame: bytes, time_ns: int | None = None, repeat: int = 1) -> Ran:
+    def run(self, frame: bytes, time_ns: int | None = None, repeat: int = 1, gso_size: int = 0) -> Ran:
         if time_ns is None:
             self.time_ns += 10**9
             time_ns = self.time_ns
         fd = self.datapath.program.fd
-        return within(self.namespace, lambda: test_run(fd, frame, ifindex=1, time_ns=time_ns, repeat=repeat))
+        return within(
+            self.namespace,
+            lambda: test_run(fd, frame, ifindex=1, time_ns=time_ns, repeat=repeat, gso_size=gso_size),
+        )
 
     def forwarded(self) -> bytes:
         """The copy that left by OUT, with the tag that the kernel takes out of what it receives."""

@@ -70,12 +70,13 @@ class Bench:
         self.records.clear()
         self.packets.clear()
 
-    def run(self, frame: bytes, time_ns: int | None = None, repeat: int = 1) -> Ran:
+    def run(self, frame: bytes, time_ns: int | None = None, repeat: int = 1, gso_size: int = 0) -> Ran:
         """One packet in at port IN, by default a second after the one before."""
         if time_ns is None:
             self.time_ns += 10**9
             time_ns = self.time_ns
-        return test_run(self.datapath.program.fd, frame, ifindex=LOOPBACK, time_ns=time_ns, repeat=repeat)
+        fd = self.datapath.program.fd
+        return test_run(fd, frame, ifindex=LOOPBACK, time_ns=time_ns, repeat=repeat, gso_size=gso_size)
 
     def replay(self, frames: Iterable[tuple[int, bytes]]) -> np.ndarray[Any, Any]:
         """Feed (nanoseconds, frame); returns all records: those emitted, then those under way as if a capture ended."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
@@ -40,6 +41,7 @@ class Table(StrEnum):
     PORTS = "ports"
     MICROFLOWS = "microflow"
     FLOWS = "flows"
+    QUEUES = "queues"
 
 
 @app.callback()
@@ -62,7 +64,24 @@ def up(config: _Config) -> None:
             f"dinnet: switch {description.name} {'taken over' if switch.adopted else 'is up'}: "
             f"{len(description.ports)} ports{_where(description.netns)}"
         )
-        _serve(switch, description)
+        with _measuring(switch, description):
+            _serve(switch, description)
+
+
+@contextmanager
+def _measuring(switch: Switch, description: SwitchConfig) -> Iterator[None]:
+    """Measure the queues where that is wanted and can be done; the switch does not need it."""
+    from dinnet.switch.libbpf import BpfError
+    from dinnet.switch.queues import measuring
+
+    with ExitStack() as stack:
+        if description.queue_telemetry:
+            try:
+                stack.enter_context(measuring(switch.datapath, description.netns))
+                tell("dinnet: queue telemetry is on; it ends with the server")
+            except BpfError as error:
+                tell(f"dinnet: no queue telemetry: {str(error).splitlines()[0]}")
+        yield
 
 
 def _bring_up(description: SwitchConfig) -> Switch:
@@ -169,13 +188,15 @@ def dump(
     table: Annotated[Table, typer.Argument(help="What to list.")],
     netns: _Netns = None,
 ) -> None:
-    """List ports, micro-flows or flow records under way: one JSON object a line."""
-    from dinnet.switch.snapshot import flow_rows, microflow_rows, opened, take
+    """List ports, queues, micro-flows or flow records under way: one JSON object a line."""
+    from dinnet.switch.snapshot import flow_rows, microflow_rows, opened, queue_row, take
 
     with opened(netns) as datapath:
         rows: Iterator[dict[str, Any]]
         if table is Table.PORTS:
             rows = (asdict(port) for port in take(datapath, netns).ports)
+        elif table is Table.QUEUES:
+            rows = (queue_row(queue) for queue in take(datapath, netns).queues)
         elif table is Table.MICROFLOWS:
             rows = microflow_rows(datapath)
         else:
@@ -211,6 +232,8 @@ def _where(netns: str | None) -> str:
 
 def _plain(snapshot: Snapshot) -> dict[str, Any]:
     """For JSON: counters as objects, keys of several parts as lists of objects."""
+    from dinnet.switch.snapshot import queue_row
+
     return {
         "ports": [{**asdict(port), "rx": port.rx._asdict(), "tx": port.tx._asdict()} for port in snapshot.ports],
         "parsed": {kind: cell._asdict() for kind, cell in snapshot.parsed.items()},
@@ -228,6 +251,9 @@ def _plain(snapshot: Snapshot) -> dict[str, Any]:
         "flow_collisions": snapshot.collisions._asdict(),
         "lost_records": snapshot.lost_records,
         "lost_packet_ins": snapshot.lost_packet_ins,
+        "queues": [queue_row(queue) for queue in snapshot.queues],
+        "queue_misses": {miss: cell._asdict() for miss, cell in snapshot.queue_misses.items()},
+        "measuring_queues": snapshot.measuring,
     }
 
 

@@ -282,17 +282,20 @@ class Session:
             SessionLost: The connection broke; what was written until then stays.
         """
         failures: list[Failure] = []
+        left = len(changes)
         under_way: asyncio.Task[list[Failure]] | None = None
         try:
             for request, batch in self._batches(changes):
                 # A batch is made while the switch works on the one before it.
                 if under_way is not None:
                     failures += await under_way
-                under_way = asyncio.create_task(self._write(request, batch))
-                await asyncio.sleep(_SENT_S)
-            if under_way is not None:
-                failures += await under_way
-                under_way = None
+                left -= len(batch)
+                if left:
+                    under_way = asyncio.create_task(self._write(request, batch))
+                    await asyncio.sleep(_SENT_S)
+                else:
+                    under_way = None
+                    failures += await self._write(request, batch)
         finally:
             if under_way is not None:
                 under_way.cancel()

@@ -19,6 +19,7 @@ from dinnet.switch.roles import ALL_RIGHTS, Rights, parse_rights
 from dinnet.switch.sessions import Session
 
 MAX_SESSIONS: Final = 64  # of a role
+MAX_ROLES: Final = 64
 
 _log = logging.getLogger(__name__)
 
@@ -58,7 +59,7 @@ class Arbiter:
             raise invalid("roles have names since P4Runtime 1.4, not ids")
         rights = parse_rights(message.role)
         election_id = U128.decode(message.election_id) if message.HasField("election_id") else None
-        role = self._roles.get(name) or _Role()
+        role = self._roles.get(name) or self._new_role()
         others = [other for other in role.sessions if other is not session]
         if election_id is not None and any(other.election_id == election_id for other in others):
             raise invalid(f"election id {election_id} is already used by another controller of this role")
@@ -77,6 +78,15 @@ class Arbiter:
             self._tell(name, role, role.sessions)
         else:
             self._tell(name, role, [session])
+
+    def _new_role(self) -> _Role:
+        """A role; where there are too many, in the place of the first that nobody has any more."""
+        if len(self._roles) >= MAX_ROLES:
+            unused = next((name for name, role in self._roles.items() if name and not role.sessions), None)
+            if unused is None:
+                raise Refused(Code.RESOURCE_EXHAUSTED, f"{MAX_ROLES} roles are connected")
+            del self._roles[unused]
+        return _Role()
 
     async def _promote(self, name: str, role: _Role, session: Session, election_id: int) -> None:
         """Hand over to `session`, once what the last primary began to write is done."""

@@ -1,9 +1,8 @@
-"""The switch on real interfaces: a filter on each port's clsact, which outlives the process that put it there.
+"""The switch on real interfaces: a program on each port's ingress, which outlives the process that put it there.
 
-A filter holds its program, the program its maps, and the kernel gives all of them out by number. So what is in force
-is found again by looking at the interfaces, and needs no BPF file system: pins would be one more state that could
-contradict what is attached, and a container or a rescue shell often has no such file system mounted. The filter's
-name says whose it is.
+An interface holds its program, the program its maps, and the kernel gives all of them out by number. So what is in
+force is found again by looking at the interfaces, and needs no BPF file system: pins would be one more state that could
+contradict what is attached, and a container or a rescue shell often has no such file system mounted.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,14 +19,9 @@ from typing import Any, Final, Self
 from dinnet.errors import DinnetError, reason
 from dinnet.netns import inside
 from dinnet.switch.datapath import Datapath, Port, Sizes
+from dinnet.switch.hooks import Attached, attach, detach, find
 from dinnet.switch.libbpf import BpfError
 
-_INGRESS: Final = 0xFFFFFFF2
-_EGRESS: Final = 0xFFFFFFF3
-_HANDLE: Final = 0xD1
-_PRIORITY: Final = 0xD1
-#: Program number, and whether the clsact was made for it.
-_NAME: Final = re.compile(r"dinnet-switch/(\d+)/(clsact|filter)")
 _LOCKS: Final = Path("/run/dinnet")
 _LOOPBACK: Final = 772  # ARPHRD_LOOPBACK
 
@@ -41,16 +34,6 @@ class PortConfig:
     interface: str
     trusted: bool = False
     flow_labels: bool = False
-
-
-@dataclass(frozen=True)
-class Attached:
-    """A filter of ours that was found on an interface."""
-
-    interface: str
-    ifindex: int
-    program_id: int
-    made_clsact: bool
 
 
 class Switch:
@@ -92,7 +75,7 @@ class Switch:
             claims = undo.enter_context(contextlib.ExitStack())
             for interface, index in sorted(indexes.items(), key=lambda item: item[1]):
                 claims.enter_context(_claim(interface, index))
-            found = _attached(ip)
+            found = find(ip)
             programs = {each.program_id for each in found if each.interface in indexes}
             if len(programs) > 1:
                 raise BpfError("parts of two switches are on these interfaces: take one of them down first")
@@ -105,7 +88,7 @@ class Switch:
                     datapath.remove_port(old.number)
             for each in found:
                 if each.program_id == datapath.program.id and each.interface not in indexes:
-                    _detach(ip, each)
+                    detach(ip, each)
             if queues is not None:
                 datapath.set_queues(queues)
             present = {each.ifindex for each in found}
@@ -118,11 +101,11 @@ class Switch:
             try:
                 for index in indexes.values():
                     if index not in present:
-                        _attach(ip, index, datapath.program.fd, datapath.program.id)
+                        attach(ip, index, datapath.program.fd, datapath.program.id)
             except BaseException:
-                for each in _attached(ip):
+                for each in find(ip):
                     if each.program_id == datapath.program.id and not adopted:
-                        _detach(ip, each)
+                        detach(ip, each)
                 raise
             undo.pop_all()
             return cls(datapath, namespace, claims, adopted=adopted)
@@ -141,16 +124,16 @@ class Switch:
     def down(self) -> None:
         """Take the switch away without a trace: interfaces are as they were before."""
         with _netlink(self.namespace) as ip:
-            for each in _attached(ip):
+            for each in find(ip):
                 if each.program_id == self.datapath.program.id:
-                    _detach(ip, each)
+                    detach(ip, each)
         self.close()
 
 
 def attached(namespace: str | None = None) -> list[Attached]:
     """Where a switch of any version is in force."""
     with _netlink(namespace) as ip:
-        return _attached(ip)
+        return find(ip)
 
 
 def take_down(namespace: str | None = None) -> list[str]:
@@ -160,11 +143,11 @@ def take_down(namespace: str | None = None) -> list[str]:
         DinnetError: A process has one of the interfaces.
     """
     with _netlink(namespace) as ip, contextlib.ExitStack() as claims:
-        found = _attached(ip)
+        found = find(ip)
         for each in found:
             claims.enter_context(_claim(each.interface, each.ifindex))
         for each in found:
-            _detach(ip, each)
+            detach(ip, each)
         return [each.interface for each in found]
 
 
@@ -197,7 +180,7 @@ def _netlink(namespace: str | None) -> Iterator[Any]:
         try:
             yield ip
         except NetlinkError as error:
-            raise BpfError("the kernel refused to change a filter", error.code) from error
+            raise BpfError("the kernel refused to change what is on an interface", error.code) from error
 
 
 def _index(ip: Any, interface: str) -> int:
@@ -205,43 +188,6 @@ def _index(ip: Any, interface: str) -> int:
     if not found:
         raise DinnetError(f"there is no interface {interface}")
     return int(found[0])
-
-
-def _attached(ip: Any) -> list[Attached]:
-    found = []
-    for link in ip.get_links():
-        for message in ip.get_filters(link["index"], parent=_INGRESS):
-            options = message.get_attr("TCA_OPTIONS")
-            name = options.get_attr("TCA_BPF_NAME") if options and message.get_attr("TCA_KIND") == "bpf" else None
-            match = _NAME.fullmatch(name or "")
-            if match:
-                interface = link.get_attr("IFLA_IFNAME")
-                found.append(Attached(interface, link["index"], int(match[1]), match[2] == "clsact"))
-    return found
-
-
-def _attach(ip: Any, index: int, fd: int, program_id: int) -> None:
-    has_clsact = any(
-        qdisc["index"] == index and qdisc.get_attr("TCA_KIND") == "clsact" for qdisc in ip.get_qdiscs(index)
-    )
-    if not has_clsact:
-        ip.tc("add", "clsact", index)
-    try:
-        ip.tc(
-            "add-filter", "bpf", index, _HANDLE, fd=fd, parent=_INGRESS, prio=_PRIORITY, direct_action=True,
-            name=f"dinnet-switch/{program_id}/{'filter' if has_clsact else 'clsact'}",
-        )  # fmt: skip
-    except BaseException:
-        if not has_clsact:
-            ip.tc("del", "clsact", index)
-        raise
-
-
-def _detach(ip: Any, each: Attached) -> None:
-    """Remove a filter, and the clsact where it was made for it and nobody else uses it by now."""
-    ip.tc("del-filter", "bpf", each.ifindex, _HANDLE, parent=_INGRESS, prio=_PRIORITY)
-    if each.made_clsact and not any(list(ip.get_filters(each.ifindex, parent=p)) for p in (_INGRESS, _EGRESS)):
-        ip.tc("del", "clsact", each.ifindex)
 
 
 @contextlib.contextmanager

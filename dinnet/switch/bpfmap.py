@@ -12,11 +12,23 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from dinnet.switch.libbpf import ENOTSUPP, BatchOptions, BpfError, address, check, library, map_info, possible_cpus
+from dinnet.switch.libbpf import (
+    ENOTSUPP,
+    BatchOptions,
+    BpfError,
+    MapOptions,
+    address,
+    check,
+    library,
+    map_info,
+    possible_cpus,
+)
 
 _ROOM: Final = frozenset({errno.E2BIG, errno.ENOSPC, errno.ENOMEM})
 _NO_BATCHES: Final = frozenset({ENOTSUPP, errno.EOPNOTSUPP, errno.EINVAL})
+_HASH: Final = 1
 _ARRAY: Final = 2
+_NO_PREALLOC: Final = 1  # BPF_F_NO_PREALLOC
 _PER_CPU: Final = frozenset({5, 6, 10})  # hash, array, LRU hash
 
 
@@ -220,3 +232,37 @@ def create_array(name: str, value: np.dtype[Any], entries: int) -> Map:
     """
     fd = library().bpf_map_create(_ARRAY, name.encode(), 4, value.itemsize, entries, None)
     return Map(check(fd, f"cannot make map {name}"), np.dtype("u4"), value)
+
+
+def create_hash(name: str, key: np.dtype[Any], value: np.dtype[Any], entries: int) -> Map:
+    """A new hash map, which takes memory for the entries that are in it.
+
+    Raises:
+        BpfError: The kernel refused.
+    """
+    options = MapOptions(size=c.sizeof(MapOptions), map_flags=_NO_PREALLOC)
+    fd = library().bpf_map_create(_HASH, name.encode(), key.itemsize, value.itemsize, entries, c.byref(options))
+    return Map(check(fd, f"cannot make map {name}"), key, value)
+
+
+def create_like(other: Map) -> Map:
+    """A new, empty array map that can take the place of `other` in a map of maps.
+
+    Linux 6.1 takes a map there only if it has type information where the one that it was made for has some.
+
+    Raises:
+        BpfError: The kernel refused.
+    """
+    info = map_info(other.fd)
+    what = f"cannot make map {info.name.decode()}"
+    btf = check(library().bpf_btf_get_fd_by_id(info.btf_id), what)
+    try:
+        options = MapOptions(
+            size=c.sizeof(MapOptions), btf_fd=btf, btf_key_type_id=info.btf_key_type_id,
+            btf_value_type_id=info.btf_value_type_id,
+        )  # fmt: skip
+        sizes = info.key_bytes, info.value_bytes, info.max_entries
+        fd = library().bpf_map_create(info.type, info.name, *sizes, c.byref(options))
+        return Map(check(fd, what), other.key, other.value)
+    finally:
+        os.close(btf)

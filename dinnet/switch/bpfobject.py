@@ -6,7 +6,7 @@ import ctypes as c
 import errno
 import fcntl
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -19,6 +19,7 @@ from dinnet.switch.btf import Btf
 from dinnet.switch.libbpf import (
     SAMPLE,
     BpfError,
+    LinkInfo,
     OpenOptions,
     TestRunOptions,
     check,
@@ -93,8 +94,38 @@ class Object:
         buffer = (c.c_char * len(raw)).from_buffer(raw)
         check(library().bpf_map__set_initial_value(data, buffer, len(raw)), "cannot set constants")
 
-    def load(self, name: str) -> Program:
+    def share(self, name: str, fd: int) -> None:
+        """Have a map of the object be one that is in the kernel already, before loading.
+
+        Raises:
+            BpfError: There is no such map in the object, or it is another one.
+        """
+        check(library().bpf_map__reuse_fd(self._map(name), fd), f"cannot share map {name}")
+
+    def load(self, name: str, *, hold: Sequence[str] = ()) -> Program:
         """Have the kernel verify and load everything; returns program `name` with its maps.
+
+        Args:
+            name: Of the program.
+            hold: Maps that it does not use and that are to live as long as it does.
+
+        Raises:
+            BpfError: It refused; with the end of the verifier's log.
+        """
+        self.load_all()
+        fd = fcntl.fcntl(library().bpf_program__fd(self._program(name)), fcntl.F_DUPFD_CLOEXEC, 0)
+        try:
+            for each in hold:
+                check(
+                    library().bpf_prog_bind_map(fd, library().bpf_map__fd(self._map(each)), None), f"cannot bind {each}"
+                )
+        except BaseException:
+            os.close(fd)
+            raise
+        return Program(fd, self.btf)
+
+    def load_all(self) -> None:
+        """Have the kernel verify and load everything.
 
         Raises:
             BpfError: It refused; with the end of the verifier's log.
@@ -104,17 +135,63 @@ class Object:
             log = self._log.value.decode(errors="replace").strip().splitlines()[-_LOG_LINES:]
             error = BpfError(f"{self._path}: the kernel does not load it", code)
             raise BpfError("\n  ".join([str(error), *log]), 0) from None if log else error
-        found = library().bpf_object__find_program_by_name(self._object, name.encode())
+
+    def attach(self, name: str) -> Link:
+        """Have a loaded program run where its section says.
+
+        Raises:
+            BpfError: There is no such place in this kernel.
+        """
+        found = library().bpf_program__attach(self._program(name))
+        if not found:
+            raise BpfError(f"{self._path}: the kernel does not run {name}", c.get_errno())
+        return Link(found)
+
+    def _program(self, name: str) -> int:
+        found: int | None = library().bpf_object__find_program_by_name(self._object, name.encode())
         if not found:
             raise BpfError(f"{self._path}: has no program {name}")
-        fd = fcntl.fcntl(library().bpf_program__fd(found), fcntl.F_DUPFD_CLOEXEC, 0)
-        return Program(fd, self.btf)
+        return found
 
     def _map(self, name: str) -> int:
         found: int | None = library().bpf_object__find_map_by_name(self._object, name.encode())
         if not found:
             raise BpfError(f"{self._path}: has no map {name}")
         return found
+
+
+class Link:
+    """A program where it runs; it runs no more when this is closed or the process ends."""
+
+    def __init__(self, handle: int) -> None:
+        self._handle: int | None = handle
+
+    @property
+    def id(self) -> int:
+        """The kernel's number for it.
+
+        Raises:
+            BpfError: The kernel does not tell.
+        """
+        info = LinkInfo()
+        size = c.c_uint32(c.sizeof(info))
+        fd = library().bpf_link__fd(self._handle)
+        check(library().bpf_obj_get_info_by_fd(fd, c.byref(info), c.byref(size)), "cannot read about a BPF link")
+        return int(info.id)
+
+    def close(self) -> None:
+        if self._handle is not None:
+            library().bpf_link__destroy(self._handle)
+            self._handle = None
+
+
+def is_link(number: int) -> bool:
+    """Whether there is a link of that number."""
+    fd = library().bpf_link_get_fd_by_id(number)
+    if fd < 0:
+        return False
+    os.close(fd)
+    return True
 
 
 class Program:
@@ -204,6 +281,7 @@ class RingBuffer:
         """
         self._consume = consume
         self._failure: BaseException | None = None
+        self._count = self._limit = 0
         self._sample = SAMPLE(self._take)
         self._ring = library().ring_buffer__new(fd, self._sample, None, None)
         if not self._ring:
@@ -215,24 +293,28 @@ class RingBuffer:
         except BaseException as error:  # noqa: BLE001 - C cannot pass it on; `poll` raises it
             self._failure = error
             return -errno.ECANCELED
-        return 0
+        self._count += 1
+        return -errno.EAGAIN if self._count == self._limit else 0
 
     @property
     def epoll_fd(self) -> int:
         """Becomes readable when there are events."""
         return int(library().ring_buffer__epoll_fd(self._ring))
 
-    def poll(self) -> int:
-        """Consume what there is; returns how many events that was.
+    def poll(self, limit: int = 0) -> int:
+        """Consume what there is, or `limit` events of it; returns how many events that was.
 
         Raises:
             BaseException: What `consume` raised.
         """
-        count = library().ring_buffer__consume(self._ring)
+        self._count, self._limit = 0, limit
+        code = library().ring_buffer__consume(self._ring)
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
-        return check(count, "cannot read the ring buffer")
+        if code != -errno.EAGAIN:
+            check(code, "cannot read the ring buffer")
+        return self._count
 
     def close(self) -> None:
         """Free it; the events stay in the map."""
@@ -271,15 +353,16 @@ class Ran:
     duration_ns: int  # of one repetition
 
 
-def test_run(fd: int, packet: bytes, *, ifindex: int = 1, time_ns: int = 0, repeat: int = 1) -> Ran:
+def test_run(fd: int, packet: bytes, *, ifindex: int = 1, time_ns: int = 0, repeat: int = 1, gso_size: int = 0) -> Ran:
     """Run a tc program on a packet as if it had come in on an interface of the calling thread's namespace.
 
-    What the program redirects goes nowhere; what it clones is sent.
+    What the program redirects goes nowhere; what it clones is sent. With `gso_size` the packet stands for segments with
+    that much payload, as offloads hand them over.
 
     Raises:
         BpfError: The kernel refused: fewer than 14 bytes, no such interface.
     """
-    before, after = Skb(ifindex=ifindex, tstamp=time_ns), Skb()
+    before, after = Skb(ifindex=ifindex, tstamp=time_ns, gso_size=gso_size), Skb()
     given = c.create_string_buffer(packet, len(packet))
     room = c.create_string_buffer(len(packet) + 256)
     options = TestRunOptions(

@@ -56,6 +56,7 @@ class SwitchConfig(BaseModel):
     ports: dict[int, Interface] = Field(min_length=1)  # port number -> interface
     p4runtime: P4Runtime = P4Runtime()
     tables: Tables = Tables()
+    queue_telemetry: bool = True  # times and backlogs of the egress queues, where the kernel has BTF
 
     @model_validator(mode="after")
     def _ports_fit(self) -> Self:

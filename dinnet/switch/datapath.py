@@ -16,9 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dinnet.flows.record import RECORD_DTYPE, Records
+from dinnet.switch import entrynotes
 from dinnet.switch.bpfmap import Map, Put, create_array
 from dinnet.switch.bpfobject import Object, Program, RingBuffer
 from dinnet.switch.build import OBJECT
+from dinnet.switch.hooks import PROGRAM
 from dinnet.switch.libbpf import BpfError
 from dinnet.switch.microflows import Microflows
 from dinnet.switch.sliceselect import Selected, Ternary, Watched
@@ -27,14 +29,17 @@ from dinnet.switch.tokens import Rates, meters, rates_of
 _TABLES: Final = (
     "forward_v4", "forward_v6", "forward_l2", "forward_default", "groups", "exceed", "dscp_to_mark", "mark_to_dscp",
     "slice_meter", "flow_sets", "drops", "parsed", "marked", "exceeded", "flow_collisions", "lost_events", "int_node",
-    "int_collector", "int_sequence", "int_events",
+    "int_collector", "int_sequence", "int_events", "queue_drops", "queue_misses",
 )  # fmt: skip
-PROGRAM: Final = "ingress"
+#: What is counted at the queues: `dinnet.switch.queues`.
+QUEUE_TABLES: Final = ("queues", "queue_drops", "queue_misses", "queue_link")
 MARKS: Final = 64  # slice << 2 | traffic class
 SLICES: Final = 16
 _EXCEED_DEFAULT: Final = 64
 _GROUP_PORTS: Final = 64
 _NOTES_BYTES: Final = 1 << 20
+_MORE_NOTES: Final = 1 << 16  # pieces of notes on entries besides one for each micro-flow
+_EVENTS_BYTES: Final = 1 << 24  # 34,000 flow records that nobody has read yet
 _READS: Final = 100
 _RECORD_AT: Final = 8  # in struct record_event
 _PACKET_AT: Final = 12  # in struct packet_event
@@ -75,6 +80,7 @@ class Drop(IntEnum):
     FORWARD = 4
     MICROFLOW = 5
     SLICE = 6
+    MTU = 7  # longer than the egress interface takes; the embedded switch's own
 
 
 class Parsed(IntEnum):
@@ -92,6 +98,7 @@ class Event(IntEnum):
 
     RECORD = 1
     PACKET_IN = 2
+    QUEUE = 3
 
 
 class Forward(NamedTuple):
@@ -231,10 +238,12 @@ class Datapath:
                 constants["flow_set_mask"] = sets - 1
             if int_port is not None:
                 constants["int_port"] = int_port
+            source.set_size("events", _EVENTS_BYTES)
             source.set_constants(constants)
-            program = source.load(PROGRAM)
+            program = source.load(PROGRAM, hold=QUEUE_TABLES)
         try:
             program.bind(create_array("notes", np.dtype((np.void, _NOTES_BYTES)), 1))
+            program.bind(entrynotes.create(program.maps["microflow"].max_entries + _MORE_NOTES))
             new = cls(program)
             new.set_queues(default_queues())
         except BaseException:
@@ -473,14 +482,19 @@ class Datapath:
         self._maps["flow_sets"].clear()
 
     def events(
-        self, record: Callable[[int, Records], None], packet: Callable[[PacketIn], None] = lambda _: None
+        self,
+        record: Callable[[int, Records], None],
+        packet: Callable[[PacketIn], None] = lambda _: None,
+        queue: Callable[[NDArray[Any]], None] = lambda _: None,
     ) -> RingBuffer:
         """A reader of what the pipeline tells; poll it when its `epoll_fd` is readable. There must be only one.
 
         Args:
             record: Called with the ingress port and one flow record.
             packet: Called with each packet for the controller.
+            queue: Called with each report that is due on a packet that was in a queue: struct queue_event, (1,).
         """
+        queue_event = queue_event_dtype(self._maps["queue_note"].value)
 
         def consume(data: bytes) -> None:
             kind = int.from_bytes(data[:2], "little")
@@ -488,6 +502,8 @@ class Datapath:
                 record(int.from_bytes(data[2:4], "little"), np.frombuffer(data, RECORD_DTYPE, 1, _RECORD_AT))
             elif kind == Event.PACKET_IN:
                 packet(_packet_in(data))
+            elif kind == Event.QUEUE:
+                queue(np.frombuffer(data, queue_event, 1))
 
         return RingBuffer(self._maps["events"].fd, consume)
 
@@ -549,6 +565,17 @@ def build_id() -> int:
 def default_queues() -> dict[int, int]:
     """HTB class 1:(0x10 + slice * 4 + tc) for each mark."""
     return {mark: 1 << 16 | 0x10 + mark for mark in range(MARKS)}
+
+
+def queue_event_dtype(note: np.dtype[Any]) -> np.dtype[Any]:
+    """Struct queue_event, around its struct queue_note."""
+    layout = {
+        "names": ["kind", "dropped", "sequence", "egress_ns", "occupancy", "note"],
+        "formats": ["u2", "u1", "u4", "u8", "u4", note],
+        "offsets": [0, 2, 4, 8, 16, 24],
+        "itemsize": 24 + note.itemsize,
+    }
+    return np.dtype(layout)  # type: ignore[call-overload, no-any-return]
 
 
 def int_node_value(node: IntNode) -> tuple[int, ...]:

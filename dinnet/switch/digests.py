@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import Final
 
 from finsy.proto import p4r
@@ -20,6 +21,10 @@ from dinnet.switch.target import Target
 MAX_LIST: Final = 1024
 #: Digests remembered as sent but not acknowledged. The oldest lists beyond are forgotten as if they were.
 MAX_UNACKED: Final = 1 << 16
+
+#: Digests that wait for a controller: until there is one, or until it reads. The oldest beyond are lost.
+MAX_HELD: Final = 4096
+RETRY_S: Final = 0.25
 
 Row = tuple[int, ...]
 
@@ -120,6 +125,7 @@ class _Stream:
         self.config = config
         self.gathered: dict[Row, None] = {}
         self.timer: asyncio.TimerHandle | None = None
+        self.is_stuck = False  # nobody took what was offered last
         self.unacked: dict[Row, int] = {}  # row -> the list it was sent in
         self.lists: deque[tuple[int, int, list[Row]]] = deque()  # (expires at ns, list id, rows), oldest first
 
@@ -151,8 +157,14 @@ class Digests:
         self._streams: dict[int, _Stream] = {}
         self._last_list = 0
         self.sent = 0
-        self.lost = 0  # nobody took them, or nobody listens
+        self.lost = 0  # nobody took them for too long, or nobody listens
         self.repeated = 0  # dropped, for the controller has them already
+
+    def resume(self) -> None:
+        """Go on with what an earlier server was told to listen to."""
+        for id, config in self._target.digests().items():
+            digest = self._program.digest(id)
+            self._streams[id] = _Stream(digest, p4r.DigestEntry.Config.FromString(config))
 
     # Configuration, by Write and Read.
 
@@ -169,13 +181,14 @@ class Digests:
         if type != p4r.Update.DELETE and min(config.max_timeout_ns, config.max_list_size, config.ack_timeout_ns) < 0:
             raise invalid("a digest's time-out or list size is negative")
         if type == p4r.Update.INSERT:
-            self._target.enable_digest(digest, True)
+            self._target.enable_digest(digest, config.SerializeToString())
             self._streams[digest.id] = _Stream(digest, config)
         elif type == p4r.Update.MODIFY and stream is not None:
+            self._target.enable_digest(digest, config.SerializeToString())
             stream.config = config
             self._flush(stream)
         elif type == p4r.Update.DELETE and stream is not None:
-            self._target.enable_digest(digest, False)
+            self._target.enable_digest(digest, None)
             self._stop(stream)
             del self._streams[digest.id]
         else:
@@ -211,42 +224,61 @@ class Digests:
             self.lost += len(rows)
             return
         stream.forget_expired(time.monotonic_ns())
-        config = stream.config
-        limit = min(config.max_list_size or MAX_LIST, MAX_LIST) if config.max_timeout_ns else 1
+        limit = _limit(stream.config)
         gathered, unacked = stream.gathered, stream.unacked
         for row in rows:
             if row in gathered or row in unacked:
                 self.repeated += 1
                 continue
             gathered[row] = None
-            if len(gathered) >= limit:
+            if len(gathered) >= limit and not stream.is_stuck:
                 self._flush(stream)
-        if gathered and stream.timer is None:
-            delay_s = config.max_timeout_ns / 1e9
-            stream.timer = asyncio.get_running_loop().call_later(delay_s, self._flush, stream)
+        if stream.is_stuck:
+            self._trim(stream)
+        elif gathered and stream.timer is None:
+            self._flush_later(stream, stream.config.max_timeout_ns / 1e9)
+
+    def _flush_later(self, stream: _Stream, delay_s: float) -> None:
+        stream.timer = asyncio.get_running_loop().call_later(delay_s, self._flush, stream)
 
     def _flush(self, stream: _Stream) -> None:
-        """Send what was gathered."""
+        """Send what was gathered; where nobody takes it, keep it and try again."""
         if stream.timer is not None:
             stream.timer.cancel()
             stream.timer = None
-        if not stream.gathered:
-            return
-        rows = list(stream.gathered)
-        stream.gathered.clear()
-        self._last_list += 1
+        limit = _limit(stream.config)
+        while stream.gathered:
+            rows = list(islice(stream.gathered, 1 if stream.is_stuck else limit))
+            if not self._deliver(stream, rows):
+                stream.is_stuck = True
+                self._trim(stream)
+                self._flush_later(stream, RETRY_S)
+                return
+            stream.is_stuck = False
+            for row in rows:
+                del stream.gathered[row]
+
+    def _trim(self, stream: _Stream) -> None:
+        """Forget the oldest of too many that nobody takes."""
+        for row in list(islice(stream.gathered, max(0, len(stream.gathered) - MAX_HELD))):
+            del stream.gathered[row]
+            self.lost += 1
+
+    def _deliver(self, stream: _Stream, rows: list[Row]) -> bool:
+        """Send one list; whether a controller took it."""
         message = p4r.DigestList.FromString(b"".join(map(stream.encoder.encode, rows)))
         message.digest_id = stream.digest.id
-        message.list_id = self._last_list
+        message.list_id = self._last_list + 1
         message.timestamp = time.time_ns()
         if not self._send(stream.digest.id, message):
-            self.lost += len(rows)
-            return
+            return False
+        self._last_list += 1
         self.sent += len(rows)
         if stream.config.ack_timeout_ns:
             expires = time.monotonic_ns() + stream.config.ack_timeout_ns
             stream.lists.append((expires, self._last_list, rows))
             stream.unacked.update(dict.fromkeys(rows, self._last_list))
+        return True
 
     def acknowledged(self, ack: p4r.DigestListAck) -> None:
         """Take a controller's acknowledgement. That of a list whose time is over is not worth a word.
@@ -260,3 +292,8 @@ class Digests:
         stream = self._streams.get(ack.digest_id)
         if stream is not None:
             stream.forget(ack.list_id)
+
+
+def _limit(config: p4r.DigestEntry.Config) -> int:
+    """How many digests a list may have."""
+    return min(config.max_list_size or MAX_LIST, MAX_LIST) if config.max_timeout_ns else 1

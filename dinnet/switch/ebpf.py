@@ -14,14 +14,17 @@ from typing import Any, Final
 
 import numpy as np
 from finsy.proto import p4i
+from numpy.typing import NDArray
 
+from dinnet.errors import DinnetError
 from dinnet.flows.record import RECORD_DTYPE, Records
 from dinnet.netns import inside
 from dinnet.switch.attach import Switch
 from dinnet.switch.bpfobject import test_run
-from dinnet.switch.codes import Code, Refused, invalid
+from dinnet.switch.codes import Code, Fault, Refused, invalid
 from dinnet.switch.datapath import Action, Cell, PacketIn
 from dinnet.switch.datapath import Port as ConnectedPort
+from dinnet.switch.entrynotes import NAME, EntryNotes
 from dinnet.switch.libbpf import BpfError
 from dinnet.switch.memory import Key, MemoryTarget, TableBook, initial_default
 from dinnet.switch.p4info import Counter, Digest, Meter, P4Info, Table, parse_p4info
@@ -30,6 +33,7 @@ from dinnet.switch.p4tables import (
     Calls,
     IntSources,
     MicroflowTable,
+    Ports,
     SliceSelects,
     adapters,
     collector_of,
@@ -37,6 +41,7 @@ from dinnet.switch.p4tables import (
     forward_value,
     rates_of_config,
 )
+from dinnet.switch.queuereports import frame_of, report_of
 from dinnet.switch.target import (
     CloneSession,
     CounterData,
@@ -57,10 +62,12 @@ _COUNTERS: Final = frozenset({"drops", "parsed", "marked", "exceeded", "flow_col
 _TC_REDIRECT: Final = 7
 _SOL_PRIORITY: Final = 12  # SO_PRIORITY
 _JOIN_S: Final = 5.0
+_EVENTS: Final = 1024  # taken at once
+_BEHIND_MS: Final = 1
 
 
 class EbpfTarget(MemoryTarget):
-    """A running switch as a target. What was in force before is in the books, apart from entries' metadata."""
+    """A running switch as a target. What was in force before is in the books."""
 
     def __init__(self, switch: Switch) -> None:
         """Drive a switch; whoever brought it up takes it down.
@@ -71,6 +78,7 @@ class EbpfTarget(MemoryTarget):
         super().__init__()
         self._switch = switch
         self._datapath = switch.datapath
+        self._entry_notes = EntryNotes(switch.datapath.table(NAME))
         self._adapters: dict[int, Adapter] = {}
         self._digest: Digest | None = None
         self._records: list[tuple[int, Records]] = []  # with their ingress ports; the thread's own
@@ -103,6 +111,7 @@ class EbpfTarget(MemoryTarget):
 
     def place_pipeline(self, pipeline: Pipeline, *, keep: bool) -> None:
         if not keep:
+            self._entry_notes.clear()
             self._datapath.clear()
             for port in self._datapath.ports():
                 self._datapath.set_port(ConnectedPort(port.number, port.ifindex))
@@ -112,10 +121,32 @@ class EbpfTarget(MemoryTarget):
     # Entries.
 
     def place_entries(self, table: Table, entries: Sequence[Entry]) -> Faults:
-        return self._adapters[table.id].place(entries)
+        noted = self._entry_notes.put(table.id, entries)
+        if not all(noted):
+            return self._place_noted(table, entries, noted)
+        faults = self._adapters[table.id].place(entries)
+        self._entry_notes.remove(table.id, [entries[number] for number in faults])
+        self._note_ports(table)
+        return faults
+
+    def _place_noted(self, table: Table, entries: Sequence[Entry], noted: Sequence[bool]) -> Faults:
+        """Place the entries whose metadata there was room for."""
+        full = Fault(Code.RESOURCE_EXHAUSTED, "there is no room for the entry's metadata")
+        faults = dict.fromkeys((number for number, there in enumerate(noted) if not there), full)
+        rest = [number for number, there in enumerate(noted) if there]
+        for at, fault in self.place_entries(table, [entries[number] for number in rest]).items():
+            faults[rest[at]] = fault
+        return faults
 
     def remove_entries(self, table: Table, entries: Sequence[Entry]) -> Faults:
-        return self._adapters[table.id].remove(entries)
+        faults = self._adapters[table.id].remove(entries)
+        self._entry_notes.remove(table.id, entries)
+        self._note_ports(table)
+        return faults
+
+    def _note_ports(self, table: Table) -> None:
+        if isinstance(self._adapters[table.id], Ports):  # those of ports that are not there are in no map
+            self._note_down(self._pipeline)
 
     def place_default(self, table: Table, entry: Entry) -> None:
         call = Calls(self.info, table).of(entry)
@@ -133,8 +164,7 @@ class EbpfTarget(MemoryTarget):
             self._datapath.set_collector(collector_of(call, self._report_port()))
         elif entry != initial_default(table):
             raise invalid(f"{table.name}: the default entry cannot be changed")
-        if self._pipeline is not None:
-            self._note_down(self._pipeline, {table.id: entry})
+        self._note_down(self._pipeline, {table.id: entry})
 
     def fetch_hits_ns(self, table: Table, keys: Sequence[Key]) -> Sequence[int]:
         adapter = self._adapters[table.id]
@@ -212,6 +242,10 @@ class EbpfTarget(MemoryTarget):
 
     # Messages.
 
+    def enable_digest(self, digest: Digest, config: bytes | None) -> None:
+        super().enable_digest(digest, config)
+        self._note_down(self._pipeline)
+
     def packet_out(self, payload: bytes, metadata: tuple[int, ...]) -> None:
         header = self.info.packet_out
         names = [field.name for field in header.fields] if header else []
@@ -242,15 +276,24 @@ class EbpfTarget(MemoryTarget):
     # Events.
 
     def _tell(self) -> None:
-        """Pass on what the pipeline tells, until woken."""
-        ring = self._datapath.events(self._tell_record, self._tell_packet)
+        """Pass on what the pipeline tells, until woken.
+
+        What the server or a controller is too slow for stays in the ring buffer. Where that is full the pipeline counts
+        what it cannot tell: no record is lost anywhere else while a controller listens.
+        """
+        ring = self._datapath.events(self._tell_record, self._tell_packet, self._send_report)
         try:
             poll = select.poll()
             poll.register(ring.epoll_fd, select.POLLIN)
             poll.register(self._wake, select.POLLIN)
+            wake = select.poll()
+            wake.register(self._wake, select.POLLIN)
             while self._wake not in [fd for fd, _ in poll.poll()]:
-                ring.poll()
                 events, digest = self.events, self._digest
+                if events is not None and events.is_behind:
+                    wake.poll(_BEHIND_MS)
+                    continue
+                ring.poll(_EVENTS)
                 if self._records and events is not None and digest is not None:
                     events.digests(digest.id, _rows(digest, self._records))
                 self._records.clear()
@@ -260,6 +303,19 @@ class EbpfTarget(MemoryTarget):
     def _tell_record(self, port: int, record: Records) -> None:
         if self._digest is not None and self._digest.id in self._digests:
             self._records.append((port, record))
+
+    def _send_report(self, event: NDArray[Any]) -> None:
+        """Report on a packet that left, or was dropped by, a queue; what cannot be sent shows as a missing number."""
+        collectors, there = self._datapath.table("int_collector").get(np.zeros(1))
+        if not there[0]:
+            return
+        queue = int(self._datapath.table("queue_of_mark").get(np.zeros(1))[0][0])
+        frame = frame_of(report_of(event[0]), collectors[0])
+        with (
+            contextlib.suppress(Refused, DinnetError, OSError),
+            inside(self._switch.namespace) if self._switch.namespace else contextlib.nullcontext(),
+        ):
+            self._send(int(collectors[0]["port"]), frame, queue)
 
     def _tell_packet(self, packet: PacketIn) -> None:
         events, info = self.events, self._pipeline.info if self._pipeline else None
@@ -289,7 +345,14 @@ class EbpfTarget(MemoryTarget):
             "p4info": base64.b64encode(pipeline.p4info).decode(),
             "device_config": base64.b64encode(pipeline.device_config).decode(),
             "cookie": pipeline.cookie,
-            "defaults": [[number, entry.action_id, entry.params] for number, entry in given.items()],
+            "defaults": [[number, *_noted(entry)] for number, entry in given.items()],
+            "ports": [
+                [number, entry.match[0], *_noted(entry)]
+                for number, adapter in self._adapters.items()
+                if isinstance(adapter, Ports)
+                for entry in self._books[number].entries.values()
+            ],
+            "digests": {number: config.hex() for number, config in self._digests.items()},
             "groups": [[group.id, _listed(group.replicas), group.metadata.hex()] for group in self._groups.values()],
             "sessions": [
                 [each.id, _listed(each.replicas), each.class_of_service, each.packet_length_bytes]
@@ -305,14 +368,22 @@ class EbpfTarget(MemoryTarget):
         self._pipeline = Pipeline(info, raw, device_config, notes["cookie"])
         self._books = {number: TableBook(table) for number, table in info.tables.items()}
         self._use(info)
+        ports: dict[int, list[Entry]] = {}
+        for number, port, *rest in notes["ports"]:
+            ports.setdefault(number, []).append(_entry((port,), *rest))
         for number, adapter in self._adapters.items():
-            entries = adapter.read()
+            if isinstance(adapter, Ports):
+                entries = ports.get(number, [])
+                adapter.place(entries)  # ports may have come since
+            else:
+                entries = self._entry_notes.on(number, adapter.read())
             self._books[number].entries = {entry.key: entry for entry in entries}
             self._note(info.tables[number], self._books[number], entries, is_new=True)
-        for number, action_id, params in notes["defaults"]:
-            entry = Entry((), action_id=action_id, params=tuple(params))
+        for number, *rest in notes["defaults"]:
+            entry = _entry((), *rest)
             if entry != initial_default(info.tables[number]):
                 self._books[number].default = entry
+        self._digests = {int(number): bytes.fromhex(config) for number, config in notes["digests"].items()}
         for number, replicas, metadata in notes["groups"]:
             self._groups[number] = MulticastGroup(number, _replicas(replicas), bytes.fromhex(metadata))
         for number, replicas, *rest in notes["sessions"]:
@@ -322,12 +393,26 @@ class EbpfTarget(MemoryTarget):
             self._meters[meter.id] = {cell: MeterConfig(*rates) for cell, rates in enumerate(found) if rates}
 
 
+def _noted(entry: Entry) -> list[Any]:
+    return [entry.action_id, entry.params, entry.metadata.hex(), entry.controller_metadata]
+
+
+def _entry(match: Key, action_id: int, params: list[int], metadata: str, controller: int) -> Entry:
+    """The reverse of `_noted`."""
+    noted = bytes.fromhex(metadata)
+    return Entry(match, action_id=action_id, params=tuple(params), metadata=noted, controller_metadata=controller)
+
+
 def _listed(replicas: Sequence[Replica]) -> list[Any]:
-    return [[replica.port, replica.instance, replica.backups] for replica in replicas]
+    return [[replica.port, replica.instance, replica.backups, replica.is_old_form] for replica in replicas]
 
 
 def _replicas(listed: list[Any]) -> tuple[Replica, ...]:
-    return tuple(Replica(port, instance, tuple(Port(*each) for each in backups)) for port, instance, backups in listed)
+    """The reverse of `_listed`."""
+    return tuple(
+        Replica(port, instance, tuple(Port(*each) for each in backups), is_old_form)
+        for port, instance, backups, is_old_form in listed
+    )
 
 
 def _check_digest(digest: Digest) -> None:
@@ -339,7 +424,8 @@ def _check_digest(digest: Digest) -> None:
 
 def _rows(digest: Digest, records: Sequence[tuple[int, Records]]) -> list[tuple[int, ...]]:
     """The digest's values of flow records."""
-    table = np.concatenate([record for _, record in records])
+    # Joined as bytes, for NumPy copies rows of so many fields one field after the other.
+    table = np.frombuffer(b"".join([record.tobytes() for _, record in records]), RECORD_DTYPE)
     columns: list[list[int]] = []
     for name, _ in digest.leaves:
         if name == "ingress_port":

@@ -39,6 +39,16 @@ class BatchOptions(c.Structure):
     _fields_ = (("size", _SIZE), ("elem_flags", c.c_uint64), ("flags", c.c_uint64))
 
 
+class MapOptions(c.Structure):
+    """struct bpf_map_create_opts of bpf.h."""
+
+    _fields_ = (
+        ("size", _SIZE), ("btf_fd", _U32), ("btf_key_type_id", _U32), ("btf_value_type_id", _U32),
+        ("btf_vmlinux_value_type_id", _U32), ("inner_map_fd", _U32), ("map_flags", _U32), ("map_extra", c.c_uint64),
+        ("numa_node", _U32), ("map_ifindex", _U32),
+    )  # fmt: skip
+
+
 class TestRunOptions(c.Structure):
     """struct bpf_test_run_opts of bpf.h."""
 
@@ -65,8 +75,16 @@ class MapInfo(c.Structure):
 
     _fields_ = (
         ("type", _U32), ("id", _U32), ("key_bytes", _U32), ("value_bytes", _U32), ("max_entries", _U32),
-        ("flags", _U32), ("name", c.c_char * 16),
+        ("flags", _U32), ("name", c.c_char * 16), ("ifindex", _U32), ("btf_vmlinux_value_type_id", _U32),
+        ("netns_dev", c.c_uint64), ("netns_ino", c.c_uint64),
+        ("btf_id", _U32), ("btf_key_type_id", _U32), ("btf_value_type_id", _U32),
     )  # fmt: skip
+
+
+class LinkInfo(c.Structure):
+    """The beginning of struct bpf_link_info of linux/bpf.h."""
+
+    _fields_ = (("type", _U32), ("id", _U32), ("program_id", _U32), ("rest", c.c_uint8 * 52))
 
 
 SAMPLE: Final = c.CFUNCTYPE(_INT, _PTR, _PTR, _SIZE)
@@ -82,10 +100,16 @@ _FUNCTIONS: Final[dict[str, tuple[Any, ...]]] = {
     "bpf_object__find_program_by_name": (_PTR, _PTR, _TEXT),
     "bpf_program__fd": (_INT, _PTR),
     "bpf_object__find_map_by_name": (_PTR, _PTR, _TEXT),
+    "bpf_map__fd": (_INT, _PTR),
+    "bpf_map__reuse_fd": (_INT, _PTR, _INT),
+    "bpf_program__attach": (_PTR, _PTR),
+    "bpf_link__fd": (_INT, _PTR),
+    "bpf_link__destroy": (_INT, _PTR),
+    "bpf_link_get_fd_by_id": (_INT, _U32),
     "bpf_map__set_max_entries": (_INT, _PTR, _U32),
     "bpf_map__initial_value": (_PTR, _PTR, c.POINTER(_SIZE)),
     "bpf_map__set_initial_value": (_INT, _PTR, _PTR, _SIZE),
-    "bpf_map_create": (_INT, _INT, _TEXT, _U32, _U32, _U32, _PTR),
+    "bpf_map_create": (_INT, _INT, _TEXT, _U32, _U32, _U32, c.POINTER(MapOptions)),
     "bpf_map_update_elem": (_INT, _INT, _PTR, _PTR, c.c_uint64),
     "bpf_map_lookup_elem_flags": (_INT, _INT, _PTR, _PTR, c.c_uint64),
     "bpf_map_delete_elem": (_INT, _INT, _PTR),
@@ -95,9 +119,18 @@ _FUNCTIONS: Final[dict[str, tuple[Any, ...]]] = {
     "bpf_map_delete_batch": (_INT, _INT, _PTR, _COUNT, c.POINTER(BatchOptions)),
     "bpf_prog_get_fd_by_id": (_INT, _U32),
     "bpf_map_get_fd_by_id": (_INT, _U32),
+    "bpf_btf_get_fd_by_id": (_INT, _U32),
     "bpf_obj_get_info_by_fd": (_INT, _INT, _PTR, _COUNT),
+    "btf__load_vmlinux_btf": (_PTR,),
+    "btf__free": (None, _PTR),
+    "btf__find_by_name_kind": (c.c_int32, _PTR, _TEXT, _U32),
+    "btf__type_by_id": (_PTR, _PTR, _U32),
+    "btf__name_by_offset": (_TEXT, _PTR, _U32),
     "bpf_prog_load": (_INT, _INT, _TEXT, _TEXT, _PTR, _SIZE, _PTR),
     "bpf_prog_bind_map": (_INT, _INT, _INT, _PTR),
+    "bpf_prog_attach": (_INT, _INT, _INT, _INT, _U32),
+    "bpf_prog_detach2": (_INT, _INT, _INT, _INT),
+    "bpf_prog_query": (_INT, _INT, _INT, _U32, _COUNT, _COUNT, _COUNT),
     "bpf_prog_test_run_opts": (_INT, _INT, c.POINTER(TestRunOptions)),
     "ring_buffer__new": (_PTR, _INT, SAMPLE, _PTR, _PTR),
     "ring_buffer__consume": (_INT, _PTR),

@@ -68,7 +68,7 @@ class MemoryTarget:
         self._meters: dict[int, dict[int, MeterConfig]] = {}
         self._groups: dict[int, MulticastGroup] = {}
         self._sessions: dict[int, CloneSession] = {}
-        self._digests: set[int] = set()
+        self._digests: dict[int, bytes] = {}
         self._deadlines: list[tuple[int, int, Key]] = []  # a heap of (ns, table id, key); some are out of date
 
     # The program.
@@ -383,11 +383,14 @@ class MemoryTarget:
 
     # Messages.
 
-    def enable_digest(self, digest: Digest, enabled: bool) -> None:
-        if enabled:
-            self._digests.add(digest.id)
+    def enable_digest(self, digest: Digest, config: bytes | None) -> None:
+        if config is None:
+            self._digests.pop(digest.id, None)
         else:
-            self._digests.discard(digest.id)
+            self._digests[digest.id] = config
+
+    def digests(self) -> Mapping[int, bytes]:
+        return MappingProxyType(self._digests)
 
     def packet_out(self, payload: bytes, metadata: tuple[int, ...]) -> None:
         """Keep the packet, for whoever looks."""

@@ -61,6 +61,7 @@ class Pipelines:
         adopted = target.running()
         if adopted is not None:
             self._running = self._installed(Program(adopted))
+            self._running.digests.resume()
 
     @property
     def running(self) -> Installed | None:

@@ -18,6 +18,8 @@ from dinnet.switch.target import Target
 
 #: The port that IANA gave P4Runtime.
 DEFAULT_ADDRESS: Final = "127.0.0.1:9559"
+#: Streams and calls at a time; more are refused. Each may bring a message of the largest size.
+MAX_CALLS: Final = 512
 #: Time that calls under way get when the server closes.
 CLOSING_S: Final = 1.0
 
@@ -36,7 +38,7 @@ class ServerOptions:
     address: str = DEFAULT_ADDRESS  # HOST:PORT, port 0 for any that is free, or unix:PATH
     device_id: int = 1
     tls: TlsFiles | None = None
-    max_message_bytes: int = 256 << 20  # a million entries fit in one Write
+    max_message_bytes: int = 64 << 20  # some 400,000 entries in one Write
     idle_scan_s: float = 0.1
 
     def __post_init__(self) -> None:
@@ -60,6 +62,7 @@ async def serving(target: Target, options: ServerOptions | None = None) -> Async
     options = options or ServerOptions()
     credentials = _credentials(options.tls) if options.tls is not None else None
     server = grpc.aio.server(
+        maximum_concurrent_rpcs=MAX_CALLS,
         options=[
             ("grpc.max_receive_message_length", options.max_message_bytes),
             ("grpc.max_send_message_length", -1),
@@ -70,7 +73,7 @@ async def serving(target: Target, options: ServerOptions | None = None) -> Async
             # Controllers that keep their streams open all day ping to find out whether the switch is there.
             ("grpc.keepalive_permit_without_calls", 1),
             ("grpc.http2.min_ping_interval_without_data_ms", 5000),
-        ]
+        ],
     )
     service = P4RuntimeService(target, options.device_id)
     scanner = None

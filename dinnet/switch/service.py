@@ -21,6 +21,8 @@ from dinnet.switch.status import DETAILS_KEY, batch_status
 from dinnet.switch.target import Entry, Faults, Target
 
 API_VERSION: Final = "1.4.1"
+#: Requests of one Read that may select whole tables: a list of all that is there is kept for each.
+MAX_WILDCARDS: Final = 256
 #: Entries told of in one idle notification.
 MAX_IDLE: Final = 1024
 
@@ -81,6 +83,8 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
     async def _select(self, request: p4r.ReadRequest) -> tuple[list[Answer], Faults]:
         """What is read, as it is between two writes."""
         self._arbiter.check_device(request.device_id)
+        if len(request.entities) > MAX_WILDCARDS and sum(map(_is_wide, request.entities)) > MAX_WILDCARDS:
+            raise Refused(Code.RESOURCE_EXHAUSTED, f"more than {MAX_WILDCARDS} requests for whole tables in one Read")
         answers: list[Answer] = []
         faults: Faults = {}
         async with self._writing:
@@ -142,6 +146,8 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
         try:
             async for request in requests:
                 await self._take(session, request)
+                if session.is_stalled:
+                    raise Refused(Code.RESOURCE_EXHAUSTED, "the controller does not read what it is told")
         except Refused as error:
             return error
         finally:
@@ -198,6 +204,10 @@ class P4RuntimeService(p4r_grpc.P4RuntimeServicer):
         if running is not None:
             running.digests.arrived(digest_id, rows)
 
+    def is_behind(self) -> bool:
+        """Whether a controller that may get digests has not taken those that it was sent."""
+        return any(session.is_behind for session, _ in self._arbiter.primaries())
+
     def _send_digests(self, digest_id: int, digests: p4r.DigestList) -> bool:
         message = p4r.StreamMessageResponse(digest=digests)
         takers = [session for session, rights in self._arbiter.primaries() if rights.covers(digest_id)]
@@ -237,9 +247,26 @@ class LoopEvents:
     def __init__(self, service: P4RuntimeService) -> None:
         self._service = service
         self._loop = asyncio.get_running_loop()
+        self._is_behind = False
+
+    @property
+    def is_behind(self) -> bool:
+        return self._is_behind
 
     def digests(self, digest_id: int, rows: Sequence[tuple[int, ...]]) -> None:
-        self._call(self._service.digests_arrived, digest_id, rows)
+        self._is_behind = True
+        self._call(self._digests, digest_id, rows)
+
+    def _digests(self, digest_id: int, rows: Sequence[tuple[int, ...]]) -> None:
+        self._service.digests_arrived(digest_id, rows)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Let more come when what came has gone on."""
+        if self._service.is_behind():
+            self._loop.call_later(_AGAIN_S, self._settle)
+        else:
+            self._is_behind = False
 
     def packet_in(self, payload: bytes, metadata: tuple[int, ...]) -> None:
         self._call(self._service.packet_arrived, payload, metadata)
@@ -252,6 +279,7 @@ class LoopEvents:
             self._loop.call_soon_threadsafe(method, *arguments)
 
 
+_AGAIN_S: Final = 0.005  # until a controller that is behind is looked at again
 _WRITE_FAILED: Final = "some of the updates failed"
 _READ_FAILED: Final = "some of the requests failed"
 
@@ -270,6 +298,23 @@ async def _abort(context: _Context, error: Refused) -> NoReturn:
 
 
 _STATUS: Final = {status.value[0]: status for status in grpc.StatusCode}
+
+
+def _is_wide(entity: p4r.Entity) -> bool:
+    """Whether a request may select more than one thing."""
+    match entity.WhichOneof("entity"):
+        case "table_entry":
+            return not entity.table_entry.match
+        case "direct_counter_entry":
+            return not entity.direct_counter_entry.table_entry.match
+        case "direct_meter_entry":
+            return not entity.direct_meter_entry.table_entry.match
+        case "counter_entry":
+            return not entity.counter_entry.HasField("index")
+        case "meter_entry":
+            return not entity.meter_entry.HasField("index")
+        case _:
+            return True
 
 
 def _offer(sessions: Sequence[Session], message: p4r.StreamMessageResponse) -> bool:

@@ -10,7 +10,7 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dinnet.switch.bpfmap import Map, Put, create_array
+from dinnet.switch.bpfmap import Map, Put, create_like
 from dinnet.switch.cells import Cells
 from dinnet.switch.libbpf import check, library
 
@@ -211,7 +211,7 @@ class Ternary(Generic[E]):
         for number, (masks, best) in enumerate(wanted):
             rows[number]["fields"] = _fields(masks.masks, self._ids[masks])
             rows[number]["best_priority"] = best
-        new = create_array("masks", self._list.value, self._list.max_entries)
+        new = create_like(self._list)
         try:
             new.put(np.arange(len(rows)), rows)
             # The kernel returns from this when the programs that were running have ended (synchronize_rcu).

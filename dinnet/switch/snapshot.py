@@ -12,6 +12,8 @@ from dinnet.errors import DinnetError
 from dinnet.flows.record import End, format_address
 from dinnet.switch.attach import attached, interface_counts
 from dinnet.switch.datapath import SLICES, Cell, Datapath
+from dinnet.switch.queues import Queue, class_name, is_measuring, misses
+from dinnet.switch.queues import read as read_queues
 
 COLOURS: Final = ("green", "yellow", "red")
 _EXCEED: Final = ("degraded", "rerouted", "dropped")
@@ -46,6 +48,9 @@ class Snapshot:
     collisions: Cell  # packets in no flow record for want of room
     lost_records: int
     lost_packet_ins: int
+    queues: tuple[Queue, ...]  # by port and class
+    queue_misses: dict[str, Cell]  # what was not measured
+    measuring: bool  # the queues, at this moment
 
 
 @contextmanager
@@ -99,7 +104,37 @@ def take(datapath: Datapath, namespace: str | None = None) -> Snapshot:
         collisions=datapath.flow_collisions(),
         lost_records=lost[0],
         lost_packet_ins=lost[1],
+        queues=tuple(read_queues(datapath)),
+        queue_misses={miss.name.lower(): cell for miss, cell in misses(datapath).items()},
+        measuring=is_measuring(datapath),
     )
+
+
+def queue_row(queue: Queue) -> dict[str, object]:
+    """A queue's counts as a plain dictionary; times in microseconds."""
+
+    def us(ns: float | None) -> float | None:
+        return None if ns is None else round(ns / 1e3, 3)
+
+    return {
+        "port": queue.port,
+        "class": class_name(queue.classid),
+        "slice": queue.mark[0] if queue.mark else None,
+        "tc": queue.mark[1] if queue.mark else None,
+        "enqueued": queue.enqueued._asdict(),
+        "sent": queue.sent._asdict(),
+        "drops": {**queue.drops._asdict(), "reasons": queue.drop_reasons},
+        "backlog": queue.backlog._asdict(),
+        "backlog_max": queue.backlog_max._asdict(),
+        "found_sum": queue.found._asdict(),
+        "timed": queue.timed,
+        "residence_us": {
+            "sum": us(queue.residence_sum_ns),
+            "max": us(queue.residence_max_ns),
+            "p50": us(queue.residence_p50_ns),
+            "p99": us(queue.residence_p99_ns),
+        },
+    }
 
 
 def microflow_rows(datapath: Datapath) -> Iterator[dict[str, object]]:

@@ -97,6 +97,10 @@ class Pipeline:
 class Events(Protocol):
     """What the data plane tells by itself. Safe to call from any thread; never blocks."""
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether digests still wait for the server or a controller: a target keeps further ones for now."""
+
     def digests(self, digest_id: int, rows: Sequence[tuple[int, ...]]) -> None:
         """Digests in the order in which they were made, each with the values of `Digest.leaves`."""
 
@@ -187,8 +191,11 @@ class Target(Protocol):
 
     # Messages.
 
-    def enable_digest(self, digest: Digest, enabled: bool) -> None:
-        """Whether anybody listens to a digest; they start disabled."""
+    def enable_digest(self, digest: Digest, config: bytes | None) -> None:
+        """Make a digest, and keep how it is configured (a serialized DigestEntry.Config); None: do not make it."""
+
+    def digests(self) -> Mapping[int, bytes]:
+        """The digests that are made, and how they are configured; an earlier server's, too."""
 
     def packet_out(self, payload: bytes, metadata: tuple[int, ...]) -> None:
         """Send a packet, with the fields of the packet_out header."""

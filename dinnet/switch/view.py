@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from rich.console import Group
@@ -9,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dinnet.switch.datapath import Cell
+from dinnet.switch.queues import class_name
 from dinnet.switch.snapshot import Snapshot
 
 _UNITS: Final = ("", "k", "M", "G", "T")
@@ -39,8 +41,13 @@ def picture(now: Snapshot, before: Snapshot | None) -> Group:
     exceeded = _table("slice", "above the bucket of its", "and so", "packets", "bytes")
     for above, cell in now.exceeded.items():
         exceeded.add_row(*map(str, above), *cells(cell, before.exceeded.get(above) if before else None))
+    queues = _queues(now, before, cells)
     parts: list[Table | Text] = [ports]
-    parts += [table for table in (marks, exceeded) if table.row_count]
+    parts += [table for table in (marks, exceeded, queues) if table.row_count]
+    if not now.measuring:
+        parts.append(Text("queues: nobody measures them now (queue telemetry ends with the server)"))
+    if missed := {name: cell.packets for name, cell in now.queue_misses.items() if cell.packets}:
+        parts.append(Text(f"queues, not measured: {', '.join(f'{name} {_short(n)}' for name, n in missed.items())}"))
     lines = [
         ("parsed", now.parsed, before.parsed if before else {}),
         ("dropped", now.drops, before.drops if before else {}),
@@ -57,6 +64,38 @@ def picture(now: Snapshot, before: Snapshot | None) -> Group:
         )
     )
     return Group(*parts)
+
+
+def _queues(now: Snapshot, before: Snapshot | None, cells: Callable[[Cell, Cell | None], tuple[str, str]]) -> Table:
+    """Residence times are those since the switch came into force in either case."""
+    table = _table(
+        "port", "class", "slice/tc", "packets", "sent", "waiting", "backlog", "most", "drops", "p50", "p99", "max"
+    )  # fmt: skip
+    earlier = {(queue.port, queue.classid): queue for queue in before.queues} if before else {}
+    for queue in now.queues:
+        old = earlier.get((queue.port, queue.classid))
+        table.add_row(
+            str(queue.port),
+            class_name(queue.classid),
+            "/".join(map(str, queue.mark)) if queue.mark else "-",
+            *cells(queue.sent, old.sent if old else None),
+            _short(queue.backlog.packets),
+            f"{_short(queue.backlog.bytes)}B",
+            f"{_short(queue.backlog_max.bytes)}B",
+            _short(queue.drops.packets),
+            *map(_time, (queue.residence_p50_ns, queue.residence_p99_ns, queue.residence_max_ns)),
+        )
+    return table
+
+
+def _time(ns: float | None) -> str:
+    """Three digits and a unit."""
+    if ns is None:
+        return "-"
+    for unit, size in (("s", 1e9), ("ms", 1e6), ("us", 1e3)):
+        if ns >= size:
+            return f"{ns / size:.3g} {unit}"
+    return f"{ns:.3g} ns"
 
 
 def _table(*headings: str) -> Table:

@@ -1,6 +1,6 @@
 """One script drives both switches through p4runtime-shell, which knows nothing of dinnet.
 
-See tests/unit/test_p4runtime_shell.py for the environment that it needs.
+It lives in an environment of its own: see tests/shellkit.py.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ pytest.importorskip("pyroute2", reason="needs pyroute2, which attaches the switc
 pytest.importorskip("finsy", reason="needs finsy, which brings P4Runtime's messages")
 
 import switchkit
+from shellkit import SHELL, needs_shell
 
 from dinnet.dataplane.conformance.systems import bmv2, embedded
 from dinnet.dataplane.conformance.wires import wires
 from dinnet.dataplane.program import CONFIG_NAME, P4INFO_NAME, build_folder, dinnet_program
 
-SHELL = os.environ.get("P4RUNTIME_SH")
 BMV2 = shutil.which("simple_switch_grpc")
 SCRIPT = Path(__file__).parents[1] / "shell_session.py"
 FRAME = b"hello"
@@ -31,7 +31,7 @@ FRAME = b"hello"
 
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
-@pytest.mark.skipif(not SHELL, reason="P4RUNTIME_SH names no interpreter that has p4runtime-shell")
+@needs_shell
 @pytest.mark.parametrize("name", ["embedded", "bmv2"])
 def test_a_session_of_the_shell(name: str) -> None:
     if name == "bmv2" and BMV2 is None:
@@ -41,7 +41,7 @@ def test_a_session_of_the_shell(name: str) -> None:
 
     def shell(address: str) -> dict[str, object]:
         folder = build_folder()
-        command = [str(SHELL), str(SCRIPT), address, str(folder / P4INFO_NAME), str(folder / CONFIG_NAME)]
+        command = [SHELL, str(SCRIPT), address, str(folder / P4INFO_NAME), str(folder / CONFIG_NAME)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == 0, done.stderr
         return dict(json.loads(done.stdout))
@@ -61,7 +61,15 @@ def test_a_session_of_the_shell(name: str) -> None:
                 assert out == [(5, bytes(14) + FRAME)]
                 return seen
 
+    names = "ingress_port forward_v4 forward_v6 forward_l2 dscp_to_mark mark_to_dscp slice_select exceed"
+    tables = [*names.split(), "int_source", "int_node"]
     assert asyncio.run(run()) == {
+        "tables": {table: [True, True, 0] for table in tables},  # read as written, in shortest bytes, and gone
+        "refused": [3, 3],  # INVALID_ARGUMENT
+        "slice_meter": [[10, 20, 30, 40]],
+        "microflow_counter": [[3, 200]],
+        "packet_ins": [True] * 4,
+        "record_ports": ["03e8", "50"],
         "duplicate": [[0, 6]],  # ALREADY_EXISTS
         "entries": ["07"],
         "meters": [[1, 4]],

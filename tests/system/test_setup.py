@@ -62,6 +62,7 @@ class Project:
         self.folder = folder / "clone"
         self.programs = folder / "programs"
         self.environment = {"PATH": str(self.programs), "HOME": str(folder), "PIP_NO_INDEX": "1"}
+        self.environment["P4RUNTIME_SH"] = "given"  # so that no environment is made for it
         (self.folder / "scripts").mkdir(parents=True)
         shutil.copy(SETUP, self.folder / "scripts")
         (self.folder / "pyproject.toml").write_text(PROJECT)
@@ -135,6 +136,31 @@ def test_everything_there_is_installed_once_and_says_nothing_again(project: Proj
     assert project.run("test") == (0, "", "")
     assert project.run("demo") == (0, "", "")
     assert not project.apt.exists()
+
+
+def test_p4runtime_shell_has_an_environment_of_its_own_and_is_not_needed(project: Project) -> None:
+    project.have_all_programs()
+    assert project.run("test")[0] == 0
+    del project.environment["P4RUNTIME_SH"]
+    shell = project.folder / ".venv-p4rt"
+    assert project.run("demo") == (0, "", "")
+    assert not shell.exists()
+    # Offline it goes on without, says why, and tries again.
+    for _ in range(2):
+        code, out, _ = project.run("test")
+        assert code == 0
+        assert out.splitlines() == [
+            "==> installing p4runtime-shell into .venv-p4rt",
+            "==> p4runtime-shell could not be installed (.venv-p4rt/.log says why): the tests with it are skipped",
+        ]
+        assert "p4runtime-shell" in (shell / ".log").read_text()
+    # Once installed it is left alone.
+    (shell / ".installed").write_text("p4runtime-shell==0.0.6 protobuf==3.20.3\n")
+    assert project.run("test") == (0, "", "")
+    # And so is somebody else's folder.
+    (shell / ".installed").unlink()
+    assert project.run("test")[1].startswith("==> .venv-p4rt is not this script's")
+    assert (shell / ".log").exists()
 
 
 def test_missing_programs_are_named_without_root(project: Project) -> None:

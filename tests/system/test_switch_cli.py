@@ -20,6 +20,7 @@ pytest.importorskip("pyroute2", reason="needs pyroute2, which attaches the switc
 pytest.importorskip("finsy", reason="needs finsy, which brings P4Runtime's messages")
 
 from dinnet.errors import DinnetError
+from dinnet.switch.attach import attached
 from dinnet.switch.config import load_config
 
 DINNET = [sys.executable, "-m", "dinnet", "switch"]
@@ -27,11 +28,6 @@ DINNET = [sys.executable, "-m", "dinnet", "switch"]
 
 def dinnet(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*DINNET, *arguments], capture_output=True, text=True, check=False)
-
-
-def filters() -> str:
-    command = ["tc", "-n", SWITCH, "filter", "show", "dev", "p1", "ingress"]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 @contextmanager
@@ -69,7 +65,7 @@ def test_up_look_kill_take_over_down(tmp_path: Path) -> None:
                 assert refused.returncode == 1
                 first.kill()
                 first.wait()
-            assert "dinnet-switch" in filters()
+            assert [each.interface for each in attached(SWITCH)] == ["p1", "p2"]
             with server(config, log) as again:
                 assert "taken over" in log.read_text()
                 status = dinnet("status", *here, "--format", "json")
@@ -89,7 +85,7 @@ def test_up_look_kill_take_over_down(tmp_path: Path) -> None:
         finally:
             down = dinnet("down", *here)
         assert (down.returncode, down.stdout) == (0, "taken away from p1, p2\n")
-        assert not filters()
+        assert not attached(SWITCH)
 
 
 @pytest.mark.parametrize(

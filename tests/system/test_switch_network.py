@@ -18,6 +18,7 @@ from namespacekit import until, within
 from switchkit import HOSTS, MACS, SWITCH, exchange, wired
 
 from dinnet.errors import DinnetError
+from dinnet.switch import hooks
 from dinnet.switch.attach import PortConfig, Switch, attached, take_down
 from dinnet.switch.datapath import Action, Forward, Sizes
 from dinnet.switch.libbpf import library
@@ -51,7 +52,19 @@ def connect(switch: Switch) -> None:
         switch.datapath.station(0, mac, Forward(Action.PORT, number))
 
 
-@pytest.mark.usefixtures("wires")
+@pytest.fixture
+def without_tcx(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a kernel before 6.6."""
+    monkeypatch.setattr(hooks, "attach_tcx", lambda *_: False)
+
+
+@pytest.fixture(params=["as the kernel can", "without tcx"])
+def each_hook(request: pytest.FixtureRequest) -> None:
+    if request.param == "without tcx":
+        request.getfixturevalue("without_tcx")
+
+
+@pytest.mark.usefixtures("wires", "each_hook")
 def test_traffic_passes_and_nothing_is_left_behind() -> None:
     before = tc("qdisc", "show")
     with Switch.up(PORTS, namespace=SWITCH, sizes=SIZES) as switch:
@@ -67,7 +80,38 @@ def test_traffic_passes_and_nothing_is_left_behind() -> None:
     until(lambda: not has_program(number), "the program's end")
 
 
+@pytest.mark.usefixtures("wires", "each_hook")
+def test_a_switch_is_taken_over_where_it_is() -> None:
+    with Switch.up(PORTS, namespace=SWITCH, sizes=SIZES) as switch:
+        connect(switch)
+        before = attached(SWITCH)
+    assert [each.interface for each in before] == ["p1", "p2"]
+    exchange()
+    with Switch.up(PORTS, namespace=SWITCH) as again:
+        assert again.adopted
+        assert attached(SWITCH) == before
+        again.down()
+    assert attached(SWITCH) == []
+
+
 @pytest.mark.usefixtures("wires")
+def test_somebody_elses_program_at_tcx_stays() -> None:
+    passing = bytes.fromhex("b7000000ffffffff9500000000000000")  # r0 = TC_ACT_UNSPEC; return
+    theirs = library().bpf_prog_load(3, b"ingress", b"GPL", passing, 2, None)  # BPF_PROG_TYPE_SCHED_CLS
+    index = within(SWITCH, lambda: socket.if_nametoindex("p1"))
+    if not within(SWITCH, lambda: hooks.attach_tcx(index, theirs)):
+        pytest.skip("this kernel has no tcx")
+    with Switch.up(PORTS, namespace=SWITCH, sizes=SIZES) as switch:
+        assert len(attached(SWITCH)) == 2  # theirs is none, though its name is the same
+        connect(switch)
+        exchange(3)
+        switch.down()
+    assert attached(SWITCH) == []
+    assert within(SWITCH, lambda: library().bpf_prog_detach2(theirs, index, 46)) == 0  # it was there still
+    os.close(theirs)
+
+
+@pytest.mark.usefixtures("wires", "without_tcx")
 def test_somebody_elses_clsact_and_filters_stay() -> None:
     tc("qdisc", "add", "dev", "p1", "clsact")
     tc("filter", "add", "dev", "p1", "egress", "protocol", "all", "pref", "5", "u32", "match", "u32", "0", "0")

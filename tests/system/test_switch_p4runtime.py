@@ -24,7 +24,16 @@ from dinnet.switch.attach import PortConfig, Switch
 from dinnet.switch.datapath import Drop, Sizes
 from dinnet.switch.ebpf import CPU_PORT, NO_PORT, EbpfTarget
 from dinnet.switch.p4info import P4Info, parse_p4info
-from dinnet.switch.target import CounterData, Entry, MeterConfig, MulticastGroup, Pipeline, Replica
+from dinnet.switch.target import (
+    CloneSession,
+    CounterData,
+    Entry,
+    MeterConfig,
+    MulticastGroup,
+    Pipeline,
+    Port,
+    Replica,
+)
 
 pytestmark = [switchkit.needs_bpf, pytest.mark.root]
 SIZES = Sizes(microflows=1024, flows=1024)
@@ -34,6 +43,8 @@ FULL = 2**128 - 1
 
 class Heard:
     """Keeps events."""
+
+    is_behind = False
 
     def __init__(self) -> None:
         self.rows: list[tuple[int, ...]] = []
@@ -73,21 +84,37 @@ def entry(name: str, match: tuple[int, ...], action: str, *params: int, **more: 
 
 MICROFLOW = (mapped("10.9.0.1"), mapped("10.9.0.2"), 17, 5000, 5000, 0, 0)
 ALL = [
-    entry("ingress_port", (1,), "configure_port", 1, 0),
-    entry("forward_v4", (0x0A090000, 16), "route", 1, 5, 6),
+    entry("ingress_port", (1,), "configure_port", 1, 0, metadata=b"uplink"),
+    entry("ingress_port", (2,), "configure_port", 0, 0),
+    entry("ingress_port", (77,), "configure_port", 0, 1, controller_metadata=7),  # there is no such port yet
+    entry("forward_v4", (0x0A090000, 16), "route", 1, 5, 6, metadata=bytes(range(256)), controller_metadata=2**64 - 1),
     entry("forward_v4", (0x0A000000, 8), "drop"),
     entry("forward_v6", (0x20010DB8 << 96, 32), "to_controller"),
     entry("forward_l2", (0, MACS[0]), "to_port", 1),
     entry("forward_l2", (7, MACS[1]), "flood", 300),
     entry("dscp_to_mark", (46,), "read_dscp", 1, 3),
     entry("slice_select", (0, 0, 0, 0, 0, 0, 17, 255, 0, 0, 0, 0, 0, 0), "set_slice", 2, 1, priority=7),
-    entry("slice_select", (0, 0, 0, 0, 0, 0, 17, 255, 0, 0, 0, 0, 0, 0), "set_slice", 3, 1, priority=8),
-    entry("microflow", MICROFLOW, "set_mark", 1, 3, 99, meter=MeterConfig(1, 2, 3, 4), idle_timeout_ns=10**12),
+    entry(
+        "slice_select", (0, 0, 0, 0, 0, 0, 17, 255, 0, 0, 0, 0, 0, 0), "set_slice", 3, 1, priority=8, metadata=b"m" * 52
+    ),
+    entry(
+        "microflow",
+        MICROFLOW,
+        "set_mark",
+        1,
+        3,
+        99,
+        meter=MeterConfig(1, 2, 3, 4),
+        idle_timeout_ns=10**12,
+        metadata=b"job 7",
+        controller_metadata=9,
+    ),
     entry("microflow", (1, 2, 6, 3, 4, 5, 6), "set_mark", 15, 0, 2**32 - 1),
     entry("exceed", (5, 1), "reroute", 2, 3, 4),
     entry("exceed", (5, 2), "drop"),
     entry("mark_to_dscp", (1, 3), "set_dscp", 46),
 ]
+FLOW = next(each for _, each in ALL if each.match == MICROFLOW)
 
 
 def books(target: EbpfTarget, info: P4Info) -> dict[str, set[Entry]]:
@@ -103,13 +130,16 @@ def test_everything_is_there_again_for_the_next_owner(switch: Switch) -> None:
         assert target.insert(info.table(name), [each]) == {}, name
     assert list(target.insert(info.table(ALL[0][0]), [ALL[0][1]])) == [0]
     target.set_default(info.table("forward_l2"), Entry((), action_id=ACTIONS["flood"], params=(300,)))
-    target.set_default(info.table("exceed"), Entry((), action_id=ACTIONS["drop"]))
-    target.set_group(MulticastGroup(300, (Replica(1, 0), Replica(2, 9)), b"meta"))
+    target.set_default(info.table("exceed"), Entry((), action_id=ACTIONS["drop"], metadata=b"strict"))
+    target.set_group(MulticastGroup(300, (Replica(1, 0), Replica(2, 9, is_old_form=True)), b"meta"))
+    target.set_session(CloneSession(1, (Replica(2, 1),), 3, 96))
+    target.set_session(CloneSession(9, (Replica(1, 1, (Port(2, 5),)),)))
+    target.enable_digest(info.digests[FLOW_RECORD], b"as it was written")
     slice_meter = info.meters[SLICE_METER]
     target.write_meters(slice_meter, 33, [MeterConfig(10, 20, 30, 40)])
     target.write_counters(info.counters[COUNTERS["drops"]], 2, [CounterData(70, 1)])
     microflow = info.table("microflow")
-    target.write_direct_counters(microflow, [(ALL[9][1], CounterData(500, 4))])
+    target.write_direct_counters(microflow, [(FLOW, CounterData(500, 4))])
     before = books(target, info)
     switch.close()
 
@@ -123,14 +153,44 @@ def test_everything_is_there_again_for_the_next_owner(switch: Switch) -> None:
         for name in ("forward_l2", "exceed"):
             assert heir.default(info.table(name)) == target.default(info.table(name))
         assert dict(heir.groups()) == dict(target.groups())
+        assert dict(heir.sessions()) == dict(target.sessions())
+        assert dict(heir.digests()) == {FLOW_RECORD: b"as it was written"}
+        assert [(port.number, port.trusted) for port in again.datapath.ports()][:2] == [(1, True), (2, False)]
         assert heir.read_meters(slice_meter, 32, 3) == [None, MeterConfig(10, 20, 30, 40), None]
         assert heir.read_counters(info.counters[COUNTERS["drops"]], 2, 1) == [CounterData(70, 1)]
-        assert heir.read_direct_counters(microflow, [ALL[9][1], Entry(())]) == [CounterData(500, 4), CounterData()]
+        assert heir.read_direct_counters(microflow, [FLOW, Entry(())]) == [CounterData(500, 4), CounterData()]
         for name, each in ALL:
             assert heir.delete(info.table(name), [each]) == {}
         assert books(heir, info) == {name: set() for name in before}
+        assert len(again.datapath.table("entry_notes").all()[0]) == 0
         heir.load(given, keep=False)
         assert heir.read_counters(info.counters[COUNTERS["drops"]], 2, 1) == [CounterData()]
+        again.down()
+
+
+def test_notes_on_entries_change_with_them(switch: Switch) -> None:
+    target, given = EbpfTarget(switch), pipeline()
+    target.load(given, keep=False)
+    table = given.info.table("microflow")
+    flows = [entry("microflow", (n, n + 1, 6, 1, 2, 0, 0), "set_mark", 1, 3, n)[1] for n in range(4)]
+    notes = [b"short", b"", b"long" * 1000, b"other" * 20]
+    assert target.insert(table, [f._replace(metadata=m) for f, m in zip(flows, notes, strict=True)]) == {}
+    # Shorter, longer, none, and one that is refused: what is there keeps its own.
+    changed = [f._replace(metadata=m) for f, m in zip(flows[:3], [b"x" * 300, b"new", b""], strict=True)]
+    assert target.modify(table, changed) == {}
+    assert list(target.insert(table, [flows[3]._replace(metadata=b"never")])) == [0]
+    before = set(target.entries(table))
+    switch.close()
+    with Switch.up(PORTS, namespace=SWITCH) as again:
+        heir = EbpfTarget(again)
+        assert set(heir.entries(table)) == before
+        assert {each.metadata for each in before} == {b"x" * 300, b"new", b"", b"other" * 20}
+        # The map is full at some size, as any table; the entry is then not there.
+        huge = entry("microflow", (9, 9, 6, 1, 2, 0, 0), "set_mark", 1, 3, 1, metadata=bytes(52 * 70_000))[1]
+        (fault,) = heir.insert(table, [huge]).values()
+        assert "no room for the entry's metadata" in fault.message
+        assert set(heir.entries(table)) == before
+        assert heir.insert(table, [huge._replace(metadata=b"fits")]) == {}
         again.down()
 
 

@@ -191,7 +191,7 @@ def test_full_set_is_a_counted_collision_and_mixes_nothing(bench: switchkit.Benc
 def test_lost_records_are_counted(bench: switchkit.Bench) -> None:
     packet = kit.ethernet(kit.ipv4(kit.udp(1000, 80, bytes(10)), 17))
     time_ns = 10**15
-    for _ in range(300):  # a record a run of 64 packets, and nobody reads
+    for _ in range(400):  # 40,000 records, one for each 64 packets, and nobody reads
         time_ns += 2 * 10**9
         bench.run(packet, time_ns, repeat=6400)
     lost, _ = bench.datapath.lost_events()

@@ -225,7 +225,7 @@ def test_nothing_is_left_after_a_signal(tmp_path: Path, number: int, code: int) 
     assert runner.returncode == code
     assert "Traceback" not in errors
     assert namespaces(runner.pid) == []
-    assert not [child for child in children if Path(f"/proc/{child}").exists()]
+    wait_for(lambda: not [child for child in children if _running(child)])
 
 
 @root

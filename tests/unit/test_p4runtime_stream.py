@@ -16,7 +16,7 @@ from p4rtkit import DELETE, INSERT, MODIFY, Client, Server, controlled, microflo
 
 from dinnet.switch.bytestrings import to_bytes
 from dinnet.switch.codes import Code
-from dinnet.switch.digests import DigestEncoder
+from dinnet.switch.digests import MAX_HELD, DigestEncoder
 from dinnet.switch.p4info import Digest, Leaf, LeafKind, Struct, parse_p4info
 
 MS = 1_000_000
@@ -175,17 +175,42 @@ def test_bad_acknowledgements_are_reported(pair: tuple[Server, Client]) -> None:
     assert client.receive("error").canonical_code == Code.NOT_FOUND
 
 
-def test_digests_that_nobody_takes_are_counted(pair: tuple[Server, Client]) -> None:
+def test_digests_of_before_are_counted_or_kept(pair: tuple[Server, Client]) -> None:
+    """Before anybody listens there are none; without a controller they wait for one, and the oldest of too many go."""
     server, client = pair
     server.target.events.digests(FLOW_RECORD, [row(1), row(2)])
-    client.write(update(INSERT, digest_entry=digest_entry()))
+    client.write(update(INSERT, digest_entry=digest_entry(max_list_size=1024, max_timeout_ns=10**9)))
     digests = server.service._pipelines.current.digests
     assert (digests.lost, digests.sent) == (2, 0)
     client.election_id = 0
     client.arbitrate()  # steps back: there is no primary
-    server.target.events.digests(FLOW_RECORD, [row(3)])
-    client.read(digest_entry=p4r.DigestEntry())
-    assert (digests.lost, digests.sent) == (3, 0)
+    server.target.events.digests(FLOW_RECORD, [row(n) for n in range(MAX_HELD + 3)])
+    deadline = time.monotonic() + 20
+    while digests.lost < 5:
+        client.read(digest_entry=p4r.DigestEntry())
+        assert time.monotonic() < deadline
+    assert (digests.lost, digests.sent) == (5, 0)
+    client.election_id = 1
+    client.arbitrate()
+    got = []
+    while len(got) < MAX_HELD:
+        got += client.receive("digest").data
+    assert got == [record(n) for n in range(3, MAX_HELD + 3)]
+    assert (digests.lost, digests.sent) == (5, MAX_HELD)
+
+
+def test_an_unacknowledged_digest_is_held_back_also_when_it_was_kept(pair: tuple[Server, Client]) -> None:
+    server, client = pair
+    client.write(update(INSERT, digest_entry=digest_entry(ack_timeout_ns=10**12)))
+    client.election_id = 0
+    client.arbitrate()
+    server.target.events.digests(FLOW_RECORD, [row(1), row(1)])
+    client.election_id = 1
+    client.arbitrate()
+    assert list(client.receive("digest").data) == [record(1)]
+    server.target.events.digests(FLOW_RECORD, [row(1), row(2)])
+    assert list(client.receive("digest").data) == [record(2)]
+    assert server.service._pipelines.current.digests.repeated == 2
 
 
 def test_idle_entries_are_told_again_and_again(pair: tuple[Server, Client]) -> None:

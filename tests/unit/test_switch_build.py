@@ -9,7 +9,7 @@ import pytest
 
 from dinnet.errors import DinnetError
 from dinnet.flows.record import RECORD_DTYPE
-from dinnet.switch import build, datapath
+from dinnet.switch import build, datapath, queues
 from dinnet.switch.btf import Btf
 from dinnet.switch.cells import Cells
 
@@ -18,7 +18,8 @@ CONTRACT = (build.FOLDER / "contract.h").read_text()
 
 def test_committed_object_is_built_from_the_sources_as_they_are() -> None:
     assert build.SOURCES_HASH.read_text().strip() == build.sources_hash(), "sources changed: run make bpf"
-    assert build.OBJECT.read_bytes()[:4] == b"\x7fELF"
+    for compiled in (build.OBJECT, build.QUEUES_OBJECT):
+        assert compiled.read_bytes()[:4] == b"\x7fELF"
 
 
 @pytest.mark.parametrize(
@@ -30,12 +31,13 @@ def test_committed_object_is_built_from_the_sources_as_they_are() -> None:
         ("drop", "DROP_", datapath.Drop),
         ("parsed", "PARSED_", datapath.Parsed),
         ("event_kind", "EVENT_", datapath.Event),
+        ("queue_miss", "QUEUE_", queues.Miss),
     ],
 )
 def test_enumerations_are_those_of_the_c_code(name: str, prefix: str, enum: type[IntEnum]) -> None:
     (body,) = re.findall(rf"^enum {name} {{(.*?)}};", CONTRACT, re.DOTALL | re.MULTILINE)
     value, wanted = 0, {}
-    for item in body.split(","):
+    for item in re.sub(r"/\*.*?\*/", "", body, flags=re.DOTALL).split(","):
         label, _, given = (part.strip() for part in item.partition("="))
         value = int(given) if given else value
         wanted[label.removeprefix(prefix)] = value

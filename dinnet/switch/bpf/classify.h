@@ -52,7 +52,7 @@ __noinline int select_slice(struct packet *p)
 	if (best) {
 		p->slice = best->slice & (SLICES - 1);
 		p->tc = best->tc & (TRAFFIC_CLASSES - 1);
-		count(&select_state, best->state, p->frame_bytes);
+		count_packet(&select_state, best->state, p);
 	}
 	return 0;
 }
@@ -83,7 +83,7 @@ static __always_inline enum colour find_microflow(struct __sk_buff *skb, struct 
 	skb->cb[SHOWN_MICROFLOW] = found->id;
 	if (!state)
 		return GREEN;
-	__sync_fetch_and_add(&state->counter.packets, 1);
+	__sync_fetch_and_add(&state->counter.packets, p->segments);
 	__sync_fetch_and_add(&state->counter.bytes, p->frame_bytes);
 	state->last_ns = p->now_ns;
 	if (!found->metered)

@@ -20,7 +20,18 @@
 #define FLOW_WAYS 4	 /* flows that share a set of the flow table */
 #define EVENT_PACKET_BYTES 2048
 
-enum drop { KEPT, DROP_MALFORMED, DROP_NO_ROUTE, DROP_TTL, DROP_FORWARD, DROP_MICROFLOW, DROP_SLICE, DROP_CELLS = 8 };
+/* DROP_MTU: not in the P4 program, which does not know the links; the kernel would lose the packet without a word. */
+enum drop {
+	KEPT,
+	DROP_MALFORMED,
+	DROP_NO_ROUTE,
+	DROP_TTL,
+	DROP_FORWARD,
+	DROP_MICROFLOW,
+	DROP_SLICE,
+	DROP_MTU,
+	DROP_CELLS
+};
 /* What the program leaves in skb->cb for who runs it in a test: the word's place, and what is in it. */
 enum shown { SHOWN_WAY, /* forward_action, egress port or group << 8, drop << 24 */
 	     SHOWN_MARK, /* 1, slice << 8, tc << 16, colour << 24 */
@@ -241,7 +252,7 @@ struct flow_set {
 	struct flow ways[FLOW_WAYS];
 };
 
-enum event_kind { EVENT_RECORD = 1, EVENT_PACKET_IN = 2 };
+enum event_kind { EVENT_RECORD = 1, EVENT_PACKET_IN = 2, EVENT_QUEUE = 3 };
 
 struct record_event {
 	__u16 kind;
@@ -258,5 +269,66 @@ struct packet_event {
 	__u16 vlan_tci;
 	__u8 data[EVENT_PACKET_BYTES];
 };
+
+/* A class of a port's egress queue. */
+struct queue_key {
+	__u32 ifindex;
+	__u32 classid; /* skb->priority where it names a class, else 0 */
+};
+
+/* Steps of a quarter of an octave: 4 * the place of the highest bit + the next two bits. */
+#define RESIDENCE_STEPS 168
+
+struct queue {
+	__u64 enqueued_packets, enqueued_bytes;
+	__u64 packets, bytes; /* that have left; a packet is what is on the wire, as tc counts */
+	__u64 drops, drop_bytes;
+	__u64 backlog_packets, backlog_bytes, backlog_max_packets, backlog_max_bytes;
+	__u64 found_packets, found_bytes; /* sums of the backlog that packets found */
+	__u64 timed; /* whose time is in what follows; a packet to be cut later is one */
+	__u64 residence_sum_ns, residence_max_ns;
+	__u64 residence[RESIDENCE_STEPS];
+};
+
+struct queue_drop_key {
+	__u32 ifindex;
+	__u32 classid;
+	__u32 reason; /* enum skb_drop_reason of the kernel that runs */
+};
+
+enum queue_miss { QUEUE_NO_ROOM, /* too many packets, or classes, at once */
+		  QUEUE_LOCKLESS, /* pfifo_fast: it tells of a packet after it may have left */
+		  QUEUE_CUT, /* segmented by the qdisc */
+		  QUEUE_VANISHED, /* neither left nor dropped */
+		  QUEUE_CELLS = 8 };
+
+/* What ingress leaves for who sees the packet come into a queue, to be reported on when it leaves that. */
+struct queue_note {
+	__u64 ingress_ns;
+	__u32 ifindex; /* of egress; 0: there is no note */
+	__u32 length;
+	__u32 taken;
+	__u32 node_id, frame_bytes;
+	__u16 bits, ingress_port, egress_port, head_bytes;
+	__u8 version, slice, tc, tos, ttl, pad[3];
+	__u8 head[INT_REPORT_BYTES]; /* of the packet, from the IP header on */
+};
+
+struct queue_event {
+	__u16 kind;
+	__u8 dropped, pad;
+	__u32 sequence; /* the report's */
+	__u64 egress_ns;
+	__u32 occupancy; /* packets of its class that it found */
+	__u32 pad2;
+	struct queue_note note;
+};
+
+/* No map has it, so that Python must know its layout. */
+_Static_assert(__builtin_offsetof(struct queue_event, sequence) == 4 &&
+		       __builtin_offsetof(struct queue_event, egress_ns) == 8 &&
+		       __builtin_offsetof(struct queue_event, occupancy) == 16 &&
+		       __builtin_offsetof(struct queue_event, note) == 24,
+	       "struct queue_event is not what dinnet/switch/datapath.py says");
 
 #endif

@@ -10,6 +10,7 @@
 
 #include "classify.h"
 #include "parse.h"
+#include "queuenote.h"
 
 /* The instruction bitmap. */
 #define BIT_NODE_ID 0x8000
@@ -98,7 +99,7 @@ __noinline int find_watch(struct packet *p)
 
 	if (!found)
 		return WATCH_NONE;
-	count(&int_watch_state, found->state, p->frame_bytes);
+	count_packet(&int_watch_state, found->state, p);
 	p->watch = found->action;
 	p->watch_hops = found->hops;
 	p->watch_instructions = found->instructions;
@@ -109,6 +110,20 @@ __noinline int find_watch(struct packet *p)
 static __always_inline int is_telemetry(struct packet *p)
 {
 	return p->ingress_port != CPU_PORT && (p->int_bytes || (is_watching(p) && find_watch(p) != WATCH_NONE));
+}
+
+/* Of a packet that leaves by a port: what its sink will take out. */
+static __always_inline __u32 bytes_for_sink(struct packet *p, __u32 port)
+{
+	struct int_node *node = p->int_bytes ? bpf_map_lookup_elem(&int_node, &port) : 0;
+
+	return node && node->valid && node->is_sink ? p->int_bytes : 0;
+}
+
+/* As it was configured, or less where the link takes less. */
+static __always_inline __u32 mtu_of(struct int_node *node, struct packet *p)
+{
+	return p->link_mtu && p->link_mtu < node->mtu ? p->link_mtu : node->mtu;
 }
 
 static __always_inline __u32 words_of(__u16 bits)
@@ -143,17 +158,35 @@ static __always_inline __u32 tell(__be32 *words, __u16 bits, struct packet *p, _
 	return n & 15;
 }
 
+/* Copies of 1 to `most` bytes; another size fails. The verifier of Linux 6.1 does not see from a comparison with 0 that a
+ * size is not 0. */
+static __always_inline int load_some(struct __sk_buff *skb, __u32 offset, void *into, __u32 size, __u32 most)
+{
+	__u32 rest = size - 1;
+
+	asm volatile("" : "+r"(rest));
+	return rest >= most ? -1 : bpf_skb_load_bytes(skb, offset, into, rest + 1);
+}
+
+static __always_inline int store_some(struct __sk_buff *skb, __u32 offset, void *from, __u32 size, __u32 most)
+{
+	__u32 rest = size - 1;
+
+	asm volatile("" : "+r"(rest));
+	return rest >= most ? -1 : bpf_skb_store_bytes(skb, offset, from, rest + 1, 0);
+}
+
 /* Tags in the frame keep the kernel from making room behind them: have it forget them, and write them anew. */
 static __always_inline int settle_tags(struct __sk_buff *skb, struct packet *p, struct int_scratch *s)
 {
 	__u32 taken_out = skb->vlan_present, type = skb->vlan_proto, tci = skb->vlan_tci, size = p->l3;
 
-	if (size <= ETHERNET_BYTES || size > ETHERNET_BYTES + 8 || bpf_skb_load_bytes(skb, 0, s->moved, size))
+	if (size <= ETHERNET_BYTES || load_some(skb, 0, s->moved, size, ETHERNET_BYTES + 8))
 		return -1;
 	bpf_skb_vlan_pop(skb);
 	if (skb->vlan_present)
 		bpf_skb_vlan_pop(skb);
-	if (bpf_skb_change_head(skb, size - ETHERNET_BYTES, 0) || bpf_skb_store_bytes(skb, 0, s->moved, size, 0))
+	if (bpf_skb_change_head(skb, size - ETHERNET_BYTES, 0) || store_some(skb, 0, s->moved, size, ETHERNET_BYTES + 8))
 		return -1;
 	return taken_out ? bpf_skb_vlan_push(skb, type, tci) : 0;
 }
@@ -167,13 +200,13 @@ static __always_inline int resize(struct __sk_buff *skb, struct packet *p, struc
 
 	if ((skb->protocol == bpf_htons(ETH_VLAN) || skb->protocol == bpf_htons(ETH_QINQ)) && settle_tags(skb, p, s))
 		return -1;
-	if (moved > 96 || (moved && bpf_skb_load_bytes(skb, place, s->moved, moved)))
+	if (moved && load_some(skb, place, s->moved, moved, sizeof(s->moved)))
 		return -1;
-	if (bytes < 0 && moved && bpf_skb_store_bytes(skb, place - bytes, s->moved, moved, 0))
+	if (bytes < 0 && moved && store_some(skb, place - bytes, s->moved, moved, sizeof(s->moved)))
 		return -1;
 	if (bpf_skb_adjust_room(skb, bytes, BPF_ADJ_ROOM_NET, 0))
 		return -1;
-	if (bytes > 0 && moved && bpf_skb_store_bytes(skb, place, s->moved, moved, 0))
+	if (bytes > 0 && moved && store_some(skb, place, s->moved, moved, sizeof(s->moved)))
 		return -1;
 	return 0;
 }
@@ -269,9 +302,7 @@ static __always_inline int send_report(struct __sk_buff *skb, struct packet *p, 
 	if (r->taken) {
 		__u32 taken = r->taken;
 
-		if (taken > INT_BYTES || resize(skb, p, s, taken, 0))
-			goto lost;
-		if (taken && bpf_skb_store_bytes(skb, p->l4, s->taken, taken, 0))
+		if (resize(skb, p, s, taken, 0) || store_some(skb, p->l4, s->taken, taken, INT_BYTES))
 			goto lost;
 		set_ip(skb, p, p->ip_bytes, p->ip_bytes + taken, p->proto, 17);
 	}
@@ -325,7 +356,7 @@ static __always_inline int take_out(struct __sk_buff *skb, struct packet *p, str
 {
 	__u32 bytes = p->int_bytes;
 
-	if (bytes < INT_HEADERS || bytes > INT_BYTES || skb->gso_size || bpf_skb_load_bytes(skb, p->l4, s->taken, bytes) ||
+	if (bytes < INT_HEADERS || skb->gso_size || load_some(skb, p->l4, s->taken, bytes, INT_BYTES) ||
 	    resize(skb, p, s, -(__s32)bytes, 0))
 		return -1;
 	set_ip(skb, p, p->ip_bytes + bytes, p->ip_bytes, 17, p->proto);
@@ -367,7 +398,7 @@ static __always_inline void pass(struct __sk_buff *skb, struct packet *p, struct
 	__u32 total = p->ip_bytes + p->int_bytes, words, bytes;
 
 	if (skb->gso_size || bpf_skb_load_bytes(skb, p->l4, h, INT_HEADERS)) {
-		count(&int_events, INT_UNFIT, p->frame_bytes);
+		count_packet(&int_events, INT_UNFIT, p);
 		return;
 	}
 	s->old = *h;
@@ -379,7 +410,7 @@ static __always_inline void pass(struct __sk_buff *skb, struct packet *p, struct
 		write_int(skb, p, s, 0);
 	} else if (!is_followed(h) || !words || h->words + words > 255) {
 		count(&int_events, INT_FOREIGN, p->frame_bytes);
-	} else if (total + bytes > node->mtu) {
+	} else if (total + bytes > mtu_of(node, p)) {
 		h->version_flags |= FLAG_MTU;
 		count(&int_events, INT_MTU, p->frame_bytes);
 		write_int(skb, p, s, 0);
@@ -405,14 +436,14 @@ static __always_inline void begin(struct __sk_buff *skb, struct packet *p, struc
 	__u8 flags = 0;
 
 	if (!p->plain || (p->proto != 6 && p->proto != 17) || skb->gso_size) {
-		count(&int_events, INT_UNFIT, p->frame_bytes);
+		count_packet(&int_events, INT_UNFIT, p);
 		return;
 	}
-	if (p->ip_bytes + INT_HEADERS > node->mtu) {
+	if (p->ip_bytes + INT_HEADERS > mtu_of(node, p)) {
 		count(&int_events, INT_NO_ROOM, p->frame_bytes);
 		return;
 	}
-	if (p->ip_bytes + INT_HEADERS + added * 4 > node->mtu) {
+	if (p->ip_bytes + INT_HEADERS + added * 4 > mtu_of(node, p)) {
 		flags = FLAG_MTU;
 		added = 0;
 	}
@@ -438,7 +469,7 @@ static __always_inline void begin(struct __sk_buff *skb, struct packet *p, struc
 }
 
 /* The last stage of a packet to one port. Not inlined, so that the stages before it are verified without it. */
-__noinline int send_with_int(struct __sk_buff *skb, struct packet *p, __u32 port, __u32 device)
+static __noinline int send_with_int(struct __sk_buff *skb, struct packet *p, __u32 port, __u32 device)
 {
 	__u32 zero = 0;
 	struct int_scratch *s = bpf_map_lookup_elem(&int_scratch, &zero);
@@ -476,16 +507,19 @@ __noinline int send_with_int(struct __sk_buff *skb, struct packet *p, __u32 port
 		return bpf_redirect(device, 0);
 	} else {
 		report->bits = p->watch_instructions & BITS_TOLD; /* source and sink in one: nothing needs to be put in */
+		leave_note(skb, p, node->node_id, port, device);
 	}
 	if (bpf_clone_redirect(skb, device, 0) == ERROR_NO_MEMORY) {
 		count(&int_events, INT_REPORT_LOST, p->frame_bytes);
 		return bpf_redirect(device, 0);
 	}
+	if (is_note_taken())
+		return TC_ACT_SHOT;
 	return send_report(skb, p, s, report);
 }
 
 /* Report a packet that is dropped, where it is watched or carries INT; returns what the program must. */
-__noinline int drop_with_int(struct __sk_buff *skb, struct packet *p, __u32 reason)
+static __noinline int drop_with_int(struct __sk_buff *skb, struct packet *p, __u32 reason)
 {
 	__u32 zero = 0;
 	struct int_scratch *s = bpf_map_lookup_elem(&int_scratch, &zero);
@@ -506,7 +540,7 @@ __noinline int drop_with_int(struct __sk_buff *skb, struct packet *p, __u32 reas
 }
 
 /* A flooded packet leaves without INT, and without a report: its copies would need headers of their own. */
-__noinline int take_out_of_flood(struct __sk_buff *skb, struct packet *p)
+static __noinline int take_out_of_flood(struct __sk_buff *skb, struct packet *p)
 {
 	__u32 zero = 0;
 	struct int_scratch *s = bpf_map_lookup_elem(&int_scratch, &zero);

@@ -3,23 +3,8 @@
 #ifndef DINNET_MAPS_H
 #define DINNET_MAPS_H
 
-#include <bpf/bpf_endian.h>
-#include <bpf/bpf_helpers.h>
+#include "shared.h"
 
-#include "contract.h"
-
-#define TABLE(name, kind, entries, key_type, value_type, flags)     \
-	struct {                                                    \
-		__uint(type, kind);                                 \
-		__uint(max_entries, entries);                       \
-		__uint(map_flags, flags);                           \
-		__type(key, key_type);                              \
-		__type(value, value_type);                          \
-	} name SEC(".maps")
-#define ARRAY(name, entries, value_type) TABLE(name, BPF_MAP_TYPE_ARRAY, entries, __u32, value_type, 0)
-#define COUNTERS(name, entries) TABLE(name, BPF_MAP_TYPE_PERCPU_ARRAY, entries, __u32, struct cell, 0)
-
-TABLE(ingress_port, BPF_MAP_TYPE_HASH, PORTS, __u32, struct port_config, 0); /* by interface index */
 ARRAY(egress_port, PORTS, __u32);					     /* port -> interface index, 0: none */
 
 TABLE(forward_v4, BPF_MAP_TYPE_LPM_TRIE, ROUTES, struct route_v4_key, struct forward, BPF_F_NO_PREALLOC);
@@ -62,8 +47,6 @@ TABLE(int_source, BPF_MAP_TYPE_HASH, INT_SOURCES, struct select_fields, struct w
 COUNTERS(int_watch_state, INT_SOURCES);
 ARRAY(int_node, PORTS, struct int_node); /* by egress port */
 TABLE(int_collector, BPF_MAP_TYPE_HASH, 1, __u32, struct int_collector, BPF_F_NO_PREALLOC); /* 0 */
-ARRAY(int_sequence, 1, __u32);								    /* of the next report */
-COUNTERS(int_events, INT_CELLS);
 
 TABLE(microflow, BPF_MAP_TYPE_HASH, MICROFLOWS, struct microflow_key, struct microflow, BPF_F_NO_PREALLOC);
 ARRAY(microflow_state, MICROFLOWS, struct microflow_state);
@@ -83,11 +66,6 @@ COUNTERS(lost_events, 2); /* 0: flow records, 1: packet-ins */
 ARRAY(flow_sets, FLOW_SLOTS / FLOW_WAYS, struct flow_set);
 TABLE(scratch, BPF_MAP_TYPE_PERCPU_ARRAY, 1, __u32, struct flow_record, 0);
 
-struct {
-	__uint(type, BPF_MAP_TYPE_RINGBUF);
-	__uint(max_entries, 1 << 22);
-} events SEC(".maps");
-
 /* Set before loading. */
 const volatile __u64 build_id = 0; /* of the object file, so that a later process knows what it finds */
 const volatile __u64 hash_seed = 0;
@@ -95,15 +73,5 @@ const volatile __u32 flow_set_mask = FLOW_SLOTS / FLOW_WAYS - 1;
 const volatile __u16 int_port = INT_PORT;
 const volatile __u16 int_session = INT_SESSION; /* for the server: the clone session that tells reports' port */
 const volatile __u8 packet_clock = 0; /* take the time from skb->tstamp: for replaying recorded packets */
-
-static __always_inline void count(void *counters, __u32 index, __u32 bytes)
-{
-	struct cell *cell = bpf_map_lookup_elem(counters, &index);
-
-	if (cell) {
-		cell->packets++;
-		cell->bytes += bytes;
-	}
-}
 
 #endif

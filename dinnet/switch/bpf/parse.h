@@ -22,7 +22,8 @@ struct packet {
 	__u64 now_ns;
 	__u32 flow_label, key_label;
 	__u32 seq, ack;
-	__u32 frame_bytes;
+	__u32 frame_bytes; /* on the wire: of all segments, with their headers */
+	__u32 segments;	   /* packets that it is on the wire; 1 but for offloads */
 	__u16 sport, dport, vlan, inner_vlan;
 	__u16 ip_bytes, l4_bytes, payload_bytes, window;
 	__u16 ingress_port;
@@ -31,6 +32,9 @@ struct packet {
 	__u16 int_bytes; /* UDP header, shim, INT header and metadata that are between IP and the transport header */
 	__u8 version; /* 4, 6, or 0: no IP packet */
 	__u8 proto, tos, ttl, tcp_flags, has_tcp, later_fragment;
+	__u16 gso_bytes; /* payload of each segment but the last */
+	__u16 rest_bytes; /* payload of the segments that are not in the record yet */
+	__u16 link_mtu;	 /* of the egress interface; 0: not known */
 	__u8 plain; /* neither a fragment nor with extension headers */
 	/* the decision */
 	__u8 slice, tc, colour;
@@ -60,6 +64,16 @@ struct tcp_header {
 	__be16 window, checksum, urgent;
 };
 
+static __always_inline void count_packet(void *counters, __u32 index, struct packet *p)
+{
+	struct cell *cell = bpf_map_lookup_elem(counters, &index);
+
+	if (cell) {
+		cell->packets += p->segments;
+		cell->bytes += p->frame_bytes;
+	}
+}
+
 enum verdict { PARSE_OK, PARSE_MALFORMED };
 
 #define DIRECT_BYTES 512 /* how far into a frame a program looks without asking the kernel for a copy */
@@ -83,11 +97,19 @@ struct udp_header {
 	__be16 source, destination, length, checksum;
 };
 
+/* What a global function is given may be anything for the verifier afterwards: it looks at the stages that follow once,
+ * and not once for each kind of packet. (Global functions with the packet itself need BTF in the kernel.) */
+__noinline int forget(struct packet *p)
+{
+	asm volatile("" ::"r"(p) : "memory");
+	return 0;
+}
+
 #define SHIM_MD 0x18 /* INT-MD, and another transport header behind it */
 #define INT_HEADERS 24 /* UDP, shim, INT-MD header */
 
 /* What INT was put in front of, where it is there and whole; else the packet is like any other of UDP. */
-__noinline int parse_int(struct __sk_buff *skb, struct packet *p)
+static __noinline int parse_int(struct __sk_buff *skb, struct packet *p)
 {
 	struct {
 		__u8 kind, words, reserved, proto;
@@ -95,7 +117,7 @@ __noinline int parse_int(struct __sk_buff *skb, struct packet *p)
 	struct tcp_header tcp;
 	struct udp_header udp;
 
-	if (!p || p->l4_bytes < INT_HEADERS)
+	if (p->l4_bytes < INT_HEADERS)
 		return PARSE_OK;
 	if (COPY(skb, p->l4 + 8, shim))
 		return PARSE_MALFORMED;
@@ -140,6 +162,8 @@ static __always_inline int parse_transport(struct __sk_buff *skb, struct packet 
 	} ports;
 
 	p->l4 = offset;
+	forget(p);
+	offset = p->l4;
 	p->payload_bytes = p->l4_bytes;
 	switch (p->proto) {
 	case 6:
@@ -198,6 +222,9 @@ static __always_inline int parse_extensions(struct __sk_buff *skb, struct packet
 	__u16 bytes;
 
 	for (int i = 0; i <= EXTENSIONS; i++) {
+		p->l4 = *offset;
+		forget(p);
+		*offset = p->l4;
 		switch (p->proto) {
 		case 0:
 		case 43:
@@ -296,13 +323,9 @@ static __always_inline int parse_ipv6(struct __sk_buff *skb, struct packet *p, _
 	return p->later_fragment ? PARSE_OK : parse_transport(skb, p, offset);
 }
 
-/* Fill `p`, which is all zeros. A VLAN tag may have been taken out of the frame by the kernel.
- *
- * Not inlined: the verifier then looks at the stages behind it once, and not once for each kind of packet. */
-__noinline int parse(struct __sk_buff *skb, struct packet *p)
+/* Fill `p`, which is all zeros. A VLAN tag may have been taken out of the frame by the kernel. */
+static __always_inline int parse(struct __sk_buff *skb, struct packet *p)
 {
-	if (!p)
-		return PARSE_MALFORMED;
 	__be16 type;
 	__u32 offset = 14;
 	int tags = 0;
@@ -329,6 +352,8 @@ __noinline int parse(struct __sk_buff *skb, struct packet *p)
 		offset += 4;
 	}
 	p->l3 = offset;
+	forget(p);
+	offset = p->l3;
 	if (type == bpf_htons(ETH_IPV4))
 		return parse_ipv4(skb, p, offset);
 	if (type == bpf_htons(ETH_IPV6))

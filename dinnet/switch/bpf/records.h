@@ -330,6 +330,14 @@ static __always_inline enum end ended_by(struct flow *flow, struct packet *p, in
 	return REUSE;
 }
 
+/* The same number, of which the verifier knows nothing afterwards: it then looks at what follows once, and not once for
+ * each way of a set. */
+__noinline int any_number(int number)
+{
+	asm volatile("" : "+r"(number));
+	return number;
+}
+
 /* Count a packet into its flow's record and emit what is due. */
 __noinline int record_packet(struct packet *p)
 {
@@ -348,14 +356,14 @@ __noinline int record_packet(struct packet *p)
 	struct attempt attempt = {&set->sequence};
 
 	if (!take(&attempt)) {
-		count(&flow_collisions, 0, p->frame_bytes);
+		count_packet(&flow_collisions, 0, p);
 		return 0;
 	}
-	int way = find_way(set, p, now, &side);
+	int way = any_number(find_way(set, p, now, &side));
 
 	if (way < 0) {
 		give_back(&attempt);
-		count(&flow_collisions, 0, p->frame_bytes);
+		count_packet(&flow_collisions, 0, p);
 		return 0;
 	}
 	struct flow *flow = &set->ways[way & (FLOW_WAYS - 1)];
@@ -410,6 +418,43 @@ __noinline int record_packet(struct packet *p)
 	if (emit)
 		send_record(copy, p->ingress_port);
 	return 0;
+}
+
+/* One segment; its payload begins where that of the one before ended. */
+static long record_segment(__u32 number, void *packet)
+{
+	struct packet *p = *(struct packet **)packet;
+	__u16 headers = p->ip_bytes - p->payload_bytes, size = p->gso_bytes, rest = p->rest_bytes;
+	__u8 flags = p->tcp_flags;
+
+	if (rest <= size)
+		size = rest;
+	else
+		p->tcp_flags &= ~(TCP_FIN | TCP_PSH); /* the last one's */
+	p->payload_bytes = size;
+	p->ip_bytes = headers + size;
+	record_packet(p);
+	p->tcp_flags = flags;
+	p->seq += size;
+	p->rest_bytes = rest - size;
+	return p->rest_bytes == 0;
+}
+
+/* A packet that an offload made of several is in the record as those, all at one time. */
+static __always_inline void record_segments(struct packet *p)
+{
+	__u16 total = p->ip_bytes, payload = p->payload_bytes;
+	__u32 seq = p->seq;
+
+	if (p->segments == 1) {
+		record_packet(p);
+		return;
+	}
+	p->rest_bytes = payload;
+	bpf_loop(p->segments, record_segment, &p, 0);
+	p->ip_bytes = total;
+	p->payload_bytes = payload;
+	p->seq = seq;
 }
 
 #endif

@@ -12,12 +12,14 @@
 #include "parse.h"
 #include "records.h"
 
+#define LEAST_MTU 68 /* no link has less (RFC 791, 3.2) */
+
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
 static __always_inline int drop(struct __sk_buff *skb, struct packet *p, enum drop reason)
 {
 	skb->cb[SHOWN_WAY] = (__u32)reason << 24;
-	count(&drops, reason, p->frame_bytes);
+	count_packet(&drops, reason, p);
 	if (reason != DROP_MALFORMED && is_telemetry(p))
 		return drop_with_int(skb, p, reason);
 	return TC_ACT_SHOT;
@@ -44,28 +46,57 @@ static __always_inline int to_controller(struct __sk_buff *skb, struct packet *p
 		}
 		bpf_ringbuf_discard(event, 0);
 	}
-	count(&lost_events, 1, p->frame_bytes);
+	count_packet(&lost_events, 1, p);
 	return TC_ACT_SHOT;
 }
 
-static __always_inline int to_port(struct __sk_buff *skb, struct packet *p, __u32 port)
+/* Segmentation and receive offloads (GSO, GRO) hand several packets over as one: count those that are on the wire, with
+ * their headers. In a tunnel the inner headers count once; SCTP's segments are of any size, and count as one. */
+static __always_inline void find_segments(struct __sk_buff *skb, struct packet *p)
+{
+	__u32 size = skb->gso_size, payload = p->payload_bytes;
+
+	if (!size || payload <= size)
+		return;
+	p->segments = (payload + size - 1) / size;
+	p->gso_bytes = size;
+	p->frame_bytes += (p->segments - 1) * (p->frame_bytes - payload);
+}
+
+/* Whether a packet, less `taken` bytes, does not fit the link. The kernel would drop it behind our back. */
+static __always_inline int is_too_long(struct __sk_buff *skb, struct packet *p, __u32 device, __u32 taken)
+{
+	__u32 mtu = 0, bytes = skb->len - p->l3 - taken;
+
+	if (bytes <= LEAST_MTU)
+		return 0;
+	if (p->segments > 1)
+		bytes -= p->payload_bytes - p->gso_bytes;
+	/* Only for the number: the helper would take a tag in the frame for a part of the IP packet. */
+	bpf_check_mtu(skb, device, &mtu, 0, 0);
+	p->link_mtu = mtu;
+	return mtu && bytes > mtu && (p->segments > 1 || !skb->gso_size);
+}
+
+static __always_inline enum drop to_port(struct __sk_buff *skb, struct packet *p, __u32 port, int *answer)
 {
 	__u32 *device = bpf_map_lookup_elem(&egress_port, &port);
 
 	if (!device || !*device)
-		return drop(skb, p, DROP_NO_ROUTE);
-	if (is_telemetry(p))
-		return send_with_int(skb, p, port, *device);
-	return bpf_redirect(*device, 0);
+		return DROP_NO_ROUTE;
+	if (is_too_long(skb, p, *device, bytes_for_sink(p, port)))
+		return DROP_MTU;
+	*answer = is_telemetry(p) ? send_with_int(skb, p, port, *device) : bpf_redirect(*device, 0);
+	return KEPT;
 }
 
 /* A copy to every port of the group but the one that the packet came from. */
-static __always_inline int flood(struct __sk_buff *skb, struct packet *p, __u32 number)
+static __always_inline enum drop flood(struct __sk_buff *skb, struct packet *p, __u32 number)
 {
 	struct group *group = bpf_map_lookup_elem(&groups, &number);
 
 	if (!group)
-		return drop(skb, p, DROP_NO_ROUTE);
+		return DROP_NO_ROUTE;
 	if (p->int_bytes)
 		take_out_of_flood(skb, p);
 	for (__u32 i = 0; i < MAX_GROUP_PORTS; i++) {
@@ -77,10 +108,14 @@ static __always_inline int flood(struct __sk_buff *skb, struct packet *p, __u32 
 			continue;
 		__u32 *device = bpf_map_lookup_elem(&egress_port, &port);
 
-		if (device && *device)
+		if (!device || !*device)
+			continue;
+		if (is_too_long(skb, p, *device, 0))
+			count_packet(&drops, DROP_MTU, p);
+		else
 			bpf_clone_redirect(skb, *device, 0);
 	}
-	return TC_ACT_SHOT;
+	return KEPT; /* as copies */
 }
 
 /* What becomes of a packet above its token bucket. Changes where it goes, or drops it. */
@@ -94,7 +129,7 @@ static __always_inline enum drop apply_exceed(struct __sk_buff *skb, struct pack
 		exceed_entry = bpf_map_lookup_elem(&exceed, &other);
 	__u8 action = exceed_entry ? exceed_entry->action & 3 : DEGRADE;
 
-	count(&exceeded, index << 2 | action, p->frame_bytes);
+	count_packet(&exceeded, index << 2 | action, p);
 	if (!exceed_entry) {
 		p->tc = 0;
 		return KEPT;
@@ -152,7 +187,7 @@ static __always_inline void write_mark(struct __sk_buff *skb, struct packet *p)
 	__u8 tos = index << 2 | (p->tos & 3);
 
 	skb->cb[SHOWN_MARK] = 1 | (__u32)p->slice << 8 | (__u32)p->tc << 16 | (__u32)p->colour << 24;
-	count(&marked, index << 2 | p->colour, p->frame_bytes);
+	count_packet(&marked, index << 2 | p->colour, p);
 	if (queue)
 		skb->priority = *queue;
 	if (plan && plan->valid)
@@ -170,11 +205,68 @@ static __always_inline void write_mark(struct __sk_buff *skb, struct packet *p)
 	}
 }
 
+/* Everything that happens to a packet; why it is dropped, or what the program must answer. */
+static __always_inline enum drop handle(struct __sk_buff *skb, struct packet *p, struct port_config *config, int *answer)
+{
+	struct forward way = {};
+	enum verdict verdict = parse(skb, p);
+
+	forget(p);
+	if (verdict != PARSE_OK) {
+		count_packet(&parsed, PARSED_MALFORMED, p);
+		return DROP_MALFORMED;
+	}
+	find_segments(skb, p);
+	count_packet(&parsed,
+		     !p->version	 ? PARSED_NOT_IP
+		     : p->later_fragment ? PARSED_FRAGMENT
+		     : p->version == 4	 ? PARSED_IPV4
+					 : PARSED_IPV6,
+		     p);
+	p->key_label = config->flow_labels ? p->flow_label : 0;
+	if (p->version && !p->later_fragment)
+		record_segments(p);
+
+	struct forward *found = find_forward(skb, p);
+
+	if (!found || found->action == FORWARD_MISS)
+		return DROP_NO_ROUTE;
+	way = *found;
+	if (way.action == FORWARD_DROP)
+		return DROP_FORWARD;
+	if (way.action == FORWARD_ROUTE) {
+		enum drop reason = take_hop(skb, p);
+
+		if (reason)
+			return reason;
+		set_stations(skb, way.src, way.dst);
+	}
+	if (p->version) {
+		classify(p, config->trusted);
+		enum colour colour = p->later_fragment ? GREEN : find_microflow(skb, p);
+		enum drop reason = police(skb, p, colour, &way);
+
+		if (reason)
+			return reason;
+		write_mark(skb, p);
+	}
+	skb->cb[SHOWN_WAY] = way.action | (__u32)way.port << 8;
+	switch (way.action) {
+	case FORWARD_FLOOD:
+		return flood(skb, p, way.port);
+	case FORWARD_CONTROLLER:
+		*answer = to_controller(skb, p);
+		return KEPT;
+	default:
+		return to_port(skb, p, way.port, answer);
+	}
+}
+
 SEC("tc")
 int ingress(struct __sk_buff *skb)
 {
 	struct packet p = {};
-	struct forward way = {};
+	int answer = TC_ACT_SHOT;
 	__u32 device = skb->ifindex;
 	struct port_config *config = bpf_map_lookup_elem(&ingress_port, &device);
 
@@ -182,54 +274,12 @@ int ingress(struct __sk_buff *skb)
 		return TC_ACT_UNSPEC;
 	skb->cb[SHOWN_WAY] = skb->cb[SHOWN_MARK] = skb->cb[SHOWN_MICROFLOW] = 0;
 	p.ingress_port = config->port;
+	p.segments = 1;
 	p.frame_bytes = skb->len + (skb->vlan_present ? 4 : 0);
 	if (p.ingress_port == CPU_PORT)
 		p.frame_bytes += PACKET_OUT_BYTES;
 	p.now_ns = packet_clock ? skb->tstamp : bpf_ktime_get_ns();
-	if (parse(skb, &p)) {
-		count(&parsed, PARSED_MALFORMED, p.frame_bytes);
-		return drop(skb, &p, DROP_MALFORMED);
-	}
-	count(&parsed,
-	      !p.version	 ? PARSED_NOT_IP
-	      : p.later_fragment ? PARSED_FRAGMENT
-	      : p.version == 4	 ? PARSED_IPV4
-				 : PARSED_IPV6,
-	      p.frame_bytes);
-	p.key_label = config->flow_labels ? p.flow_label : 0;
-	if (p.version && !p.later_fragment)
-		record_packet(&p);
+	enum drop reason = handle(skb, &p, config, &answer);
 
-	struct forward *found = find_forward(skb, &p);
-
-	if (!found || found->action == FORWARD_MISS)
-		return drop(skb, &p, DROP_NO_ROUTE);
-	way = *found;
-	if (way.action == FORWARD_DROP)
-		return drop(skb, &p, DROP_FORWARD);
-	if (way.action == FORWARD_ROUTE) {
-		enum drop reason = take_hop(skb, &p);
-
-		if (reason)
-			return drop(skb, &p, reason);
-		set_stations(skb, way.src, way.dst);
-	}
-	if (p.version) {
-		classify(&p, config->trusted);
-		enum colour colour = p.later_fragment ? GREEN : find_microflow(skb, &p);
-		enum drop reason = police(skb, &p, colour, &way);
-
-		if (reason)
-			return drop(skb, &p, reason);
-		write_mark(skb, &p);
-	}
-	skb->cb[SHOWN_WAY] = way.action | (__u32)way.port << 8;
-	switch (way.action) {
-	case FORWARD_FLOOD:
-		return flood(skb, &p, way.port);
-	case FORWARD_CONTROLLER:
-		return to_controller(skb, &p);
-	default:
-		return to_port(skb, &p, way.port);
-	}
+	return reason == KEPT ? answer : drop(skb, &p, reason);
 }
