@@ -40,7 +40,7 @@ MAX_DEPTH: Final = 64
 
 _BLOCK: Final = 64  # rows that step down a tree together: their values fit the first-level cache beside the tree
 _SPAN: Final = 4096  # rows for which a tree is loaded from memory once
-_FEW: Final = 24  # up to so many rows, stepping down all trees at once is faster
+FEW: Final = 24  # up to so many rows, stepping down all trees at once is faster
 _ROWS_PER_THREAD: Final = 4096
 
 
@@ -179,7 +179,7 @@ class Forest:
         n = len(matrix)
         out = np.zeros((n, self.n_classes), np.float64)
         bits = matrix.view(np.uint32)
-        if n <= _FEW:
+        if n <= FEW:
             _walk_trees(bits, self._nodes, self._starts, self._depth, self._leaf_of, self._leaf_values, out)
             return out
         threads = max(1, min(threads, n // _ROWS_PER_THREAD))

@@ -10,10 +10,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from dinnet.classifier.forest import Forest
+from dinnet.classifier.forest import FEW, Forest
 from dinnet.classifier.modelfile import ModelFile, default_folder, read_model
 from dinnet.flows.features import FEATURE_NAMES, features
-from dinnet.flows.record import Records
+from dinnet.flows.record import RECORD_DTYPE, Records
 from dinnet.jit import compiled
 
 #: The verdicts, in the order of `class_id`.
@@ -62,6 +62,14 @@ class Classifier:
         for start in range(0, len(records), _CHUNK):
             self._classify(records[start : start + _CHUNK], verdicts[start : start + _CHUNK], threads)
         return verdicts
+
+    def warm_up(self) -> None:
+        """Compile, or load, all the code that `classify` may come to need: now, and not at the first flow of a kind."""
+        for count in (1, FEW + 1):  # a few records have code of their own
+            records = np.zeros(count, RECORD_DTYPE)
+            self.classify(records)
+            for output in self._forests:
+                self.probabilities(records, output)
 
     def probabilities(self, records: Records, output: str = "class", threads: int = 1) -> NDArray[np.float64]:
         """What the forest of one output says, shape (n, its classes): before calibration and any threshold.

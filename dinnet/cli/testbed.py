@@ -1,10 +1,14 @@
-"""`dinnet testbed`: record labelled captures between network namespaces."""
+"""`dinnet testbed`: traffic between network namespaces, measured or recorded."""
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
+import json
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,13 +20,23 @@ from dinnet.errors import DinnetError, UsageError
 
 if TYPE_CHECKING:
     from dinnet.testbed.corpus import Progress
+    from dinnet.testbed.topology import Topology
 
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Build a namespace testbed and record labelled captures on it.",
+    help="Build testbeds of network namespaces: run traffic over them, record labelled captures.",
 )
+
+_TopologyFile = Annotated[Path, typer.Argument(callback=there, dir_okay=False, help="The testbed (YAML).")]
+
+
+class _Rounds(StrEnum):
+    BOTH = "both"
+    ONE_QUEUE = "one-queue"
+    SLICES = "slices"
+
 
 Traces = Annotated[
     Path | None,
@@ -182,6 +196,88 @@ def vllm(
             labelled = done.joined.flows - done.joined.unlabelled_flows
             tell(f"{done.round.link.name}: {done.requests} requests, {labelled} flows")
     show(str(out / "vllm.npz"))
+
+
+@app.command()
+def run(
+    file: _TopologyFile,
+    out: Annotated[Path, typer.Option("--out", "-o", file_okay=False, help="Folder for the figures and logs.")] = Path(
+        "out/testbed"
+    ),
+    only: Annotated[_Rounds, typer.Option("--only", help="One of the two rounds instead of both.")] = _Rounds.BOTH,
+    duration: Annotated[float | None, typer.Option(min=1, max=3600, help="Seconds of traffic.")] = None,
+) -> None:
+    """Run a testbed's traffic with one queue a link, then with slices and classes, and show them side by side.
+
+    The embedded switch and the controller run as they do in a real network. The figures go to report.json.
+    """
+    from rich.console import Console
+
+    from dinnet.testbed.experiment import run_round, summary
+    from dinnet.testbed.side_by_side import picture
+
+    topology = _topology(file)
+    if not topology.traffic:
+        raise UsageError(f"{file}: there is no traffic to run")
+    if duration is not None:
+        topology = topology.model_copy(update={"duration_s": duration})
+    rounds = []
+    with _terminated_as_exit():
+        for name, slices in (("one-queue", False), ("slices", True)):
+            if only in (_Rounds.BOTH, _Rounds(name)):
+                rounds.append(
+                    run_round(topology, out / name, slices=slices, tell=lambda text, name=name: tell(f"{name}: {text}"))  # type: ignore[misc]
+                )
+    report = out / "report.json"
+    report.write_text(json.dumps(summary(topology, rounds), indent=1) + "\n")
+    Console(highlight=False).print(picture(topology, rounds))
+    show(f"figures: {report}")
+
+
+@app.command()
+def up(
+    file: _TopologyFile,
+    logs: Annotated[Path, typer.Option("--logs", file_okay=False, help="Folder for logs.")] = Path("out/testbed/up"),
+) -> None:
+    """Keep a testbed up until Ctrl-C, with its switches and its controller; nothing is left behind."""
+    from dinnet.testbed.experiment import running
+
+    topology = _topology(file)
+    logs.mkdir(parents=True, exist_ok=True)
+    with _terminated_as_exit(), running(topology, logs, slices=True, tell=tell) as network:
+        for node, namespace in network.built.namespaces.items():
+            address = f"  {topology.station(node).v4}" if node in topology.hosts else ""
+            show(f"{node:12} ip netns exec {namespace} ...{address}")
+        show(f"dinnet controller status -c {logs / 'intent.yaml'}")
+        tell("dinnet: the testbed is up; Ctrl-C takes it down")
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.pause()
+
+
+@app.command(name="list")
+def list_testbeds(
+    folder: Annotated[Path, typer.Argument(callback=there, file_okay=False, help="Where their files are.")] = Path(
+        "testbeds"
+    ),
+) -> None:
+    """The testbeds that there are in a folder."""
+    from dinnet.testbed.topology import Topology
+    from dinnet.yamlfile import load_yaml
+
+    for path in sorted(folder.glob("*.yaml")):
+        try:
+            topology = load_yaml(path, Topology)
+        except DinnetError:
+            continue  # a plan, a scenario, a training recipe
+        sizes = f"{len(topology.hosts)} hosts, {len(topology.switches)} switches"
+        show(f"{path}  {sizes}  {topology.description}")
+
+
+def _topology(file: Path) -> Topology:
+    from dinnet.testbed.topology import Topology
+    from dinnet.yamlfile import load_yaml
+
+    return load_yaml(file, Topology)
 
 
 @app.command()

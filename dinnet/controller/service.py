@@ -294,13 +294,9 @@ def classifier_of(intent: Intent) -> Classifier | None:
     """
     if not intent.classifier.enabled or not intent.switches:
         return None
-    import numpy as np
-
-    from dinnet.flows.record import RECORD_DTYPE
-
     classifier = Classifier.load(intent.classifier.model)
     classifier.threshold = intent.classifier.threshold
-    classifier.classify(np.zeros(1, RECORD_DTYPE))  # compiled code is loaded now and not at the first flow
+    classifier.warm_up()
     return classifier
 
 
