@@ -113,7 +113,7 @@ class Leaf:
     def text(self) -> str:
         rest = f"limit {self.limit}b"
         if self.kind == "fq_codel":
-            rest = f"target {self.target_us}us interval {self.interval_us}us ecn"
+            rest = f"target {self.target_us / 1000:.2f}ms interval {self.interval_us / 1000:.2f}ms ecn"
         return f"qdisc {self.kind} {handle(self.handle)} parent {handle(self.parent)} {rest}"
 
 

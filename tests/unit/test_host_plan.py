@@ -163,7 +163,7 @@ def test_fq_codel_where_the_kernel_has_it() -> None:
     made = plan(after, LINK, means)
     assert not plan(applied(after, made.changes), LINK, means).changes
     leaf = next(c for c in made.changes if c.kind == "leaf" and c.action == "add")
-    assert leaf.what == "qdisc fq_codel dd10: parent 1:10 target 4999us interval 99999us ecn"
+    assert leaf.what == "qdisc fq_codel dd10: parent 1:10 target 5.00ms interval 100.00ms ecn"
 
 
 @st.composite
