@@ -2,7 +2,7 @@
 # (numba infers the types of kernels from their arguments)
 """Flow records straight from the bytes of a DigestList.
 
-A record has a hundred members; reading as many protobuf objects from Python takes a hundred times as long as this.
+A record has a hundred members; reading as many protobuf objects from Python takes far longer than this.
 What does not look as expected is left to the slow way, which tells what is wrong with it.
 """
 

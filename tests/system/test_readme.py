@@ -15,7 +15,10 @@ SAMPLE = ROOT / "examples" / "sample.pcap.zst"
 
 
 #: Of commands that have several words.
-_LAST_WORDS = ("live", "record", "demo", "clean", "explain", "up", "down", "status", "top", "dump", "trace")
+_LAST_WORDS = (
+    "live", "record", "demo", "clean", "explain", "up", "down", "status", "top", "dump", "trace", "check", "plan",
+    "apply", "schema",
+)  # fmt: skip
 
 
 def commands() -> list[str]:
