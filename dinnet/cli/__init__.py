@@ -27,6 +27,7 @@ _NOUNS: Final = {
     "evaluate": Part("dinnet.cli.evaluate", "app", "Score a classifier on scenarios it has never seen."),
     "features": Part("dinnet.cli.features", "app", "Explain the features that the classifier looks at."),
     "switch": Part("dinnet.cli.switch", "app", "Run and look at the embedded eBPF switch."),
+    "macsec": Part("dinnet.cli.macsec", "app", "Encrypt links with MACsec, and rotate their keys."),
     "testbed": Part("dinnet.cli.testbed", "app", "Build a namespace testbed and record labelled captures on it."),
 }
 

@@ -104,7 +104,7 @@ def renewed(state: LinkState) -> LinkState:
     peer = state.peer
     if peer is not None:
         peer = replace(peer, installed=peer.base, first=peer.base + 1, confirmed=-1)
-    return replace(state, generation=_generation(), peer=peer)
+    return replace(state, generation=_generation(), peer=peer, retired=())
 
 
 def _generation() -> str:
@@ -124,14 +124,15 @@ def learned(state: LinkState, told: Announcement, peer_sci: int) -> LinkState:
     """The state after the other end's announcement.
 
     Raises:
-        DinnetError: It is not the peer's, or an old one from before the peer's last restart.
+        DinnetError: It is not the peer's.
     """
     if told.sci != peer_sci:
         raise DinnetError(
             f"link {state.link}: the announcement is of {told.sci:016x}, and the peer is to be {peer_sci:016x}"
         )
     if told.generation in state.retired:
-        raise DinnetError(f"link {state.link}: an old announcement, from before the peer's last restart")
+        # Old, or the one that made it look old was. Under a generation of ours that is new, too, either does no harm.
+        state = renewed(state)
     confirmed = told.ready if told.heard == state.generation else -1
     peer = state.peer
     if peer is not None and peer.generation == told.generation:

@@ -45,7 +45,7 @@ class LinkState:
     number: int  # of our keys the highest that was ever taken into use; -1: none
     recent: tuple[str, ...] = ()  # identifiers of the last two of them
     peer: PeerState | None = None
-    retired: tuple[str, ...] = ()  # the peer's generations that it has left; an old announcement may not bring one back
+    retired: tuple[str, ...] = ()  # the peer's generations that it has left while ours was the present one
 
 
 def path_of(folder: Path, link: str) -> Path:

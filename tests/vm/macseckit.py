@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from namespacekit import ip, within
+from namespacekit import ip, until, within
 
 from dinnet.host.macsec import MacsecEnd, MacsecLink
 from dinnet.host.macsec_kernel import Counters, KernelMacsec, channel_id
@@ -70,6 +70,8 @@ class Wire:
             ip("-n", f"m{end}", "addr", "add", f"{ADDRESSES[end]}/24", "dev", "ms0")
             mac = MACS[other]
             ip("-n", f"m{end}", "neigh", "replace", ADDRESSES[other], "lladdr", mac, "dev", "ms0", "nud", "permanent")
+            # The kernel lets packets through a moment after the interface is up.
+            until(lambda end=end: "state UP" in _shown(f"m{end}"), "ms0 is up")  # type: ignore[misc]
 
     def with_settings(self, end: str, **settings: Any) -> MacsecEnd:
         present = self.ends[end]
@@ -84,12 +86,16 @@ class Wire:
 
         return self.stack.enter_context(within(f"m{end}", make))
 
-    def tap(self, end: str, ethertype: int = 3) -> socket.socket:
-        """Frames as they come in on an end's veth, and a way to put frames on the wire from there."""
+    def tap(self, end: str) -> socket.socket:
+        """Frames as they come in on an end's veth, and a way to put frames on the wire from there.
+
+        It must be for all protocols: a tap for MACsec's alone comes after the interface on top, which takes them.
+        """
 
         def make() -> socket.socket:
-            sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ethertype))
-            sock.bind((f"v{end}", ethertype))
+            sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3))
+            sock.bind((f"v{end}", 3))
+            sock.setsockopt(socket.SOL_SOCKET, 33, 16 << 20)  # SO_RCVBUFFORCE
             sock.setsockopt(263, _PACKET_IGNORE_OUTGOING, 1)  # SOL_PACKET
             sock.settimeout(5)
             return sock
@@ -128,6 +134,11 @@ class Wire:
             except TimeoutError:
                 return False
             return True
+
+
+def _shown(namespace: str) -> str:
+    command = ["ip", "-n", namespace, "link", "show", "ms0"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def _bound(end: str) -> socket.socket:
