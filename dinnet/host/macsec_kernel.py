@@ -21,6 +21,8 @@ CIPHERS: Final = {  # name -> identifier (802.1AE table 14-1), key bytes
     "gcm-aes-xpn-128": (0x0080C20001000003, 16),
     "gcm-aes-xpn-256": (0x0080C20001000004, 32),
 }
+#: What Linux calls gcm-aes-128 when it is asked, whatever it was told.
+_OLD_GCM_AES_128: Final = 0x0080020001000001
 OFFLOADS: Final = ("off", "phy", "mac")
 
 
@@ -204,7 +206,7 @@ def _device(link: Any, info: Any, peer: int) -> Device:
     secy = info.get_attr("MACSEC_ATTR_SECY")
     channels = info.get_attr("MACSEC_ATTR_RXSC_LIST") or []
     channel = next((c for c in channels if c.get_attr("MACSEC_RXSC_ATTR_SCI") == peer), None)
-    names = {number: name for name, (number, _) in CIPHERS.items()}
+    names = {number: name for name, (number, _) in CIPHERS.items()} | {_OLD_GCM_AES_128: "gcm-aes-128"}
     suite = secy.get_attr("MACSEC_SECY_ATTR_CIPHER_SUITE")
     offload = info.get_attr("MACSEC_ATTR_OFFLOAD")
     return Device(

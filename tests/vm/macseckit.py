@@ -57,7 +57,9 @@ class Wire:
         for _ in range(6):
             changed = False
             for end, other in ("ab", "ba"):
-                changed |= bool(self.ends[end].apply(told[other]).changes)
+                plan = self.ends[end].apply(told[other])
+                assert all("announcement" in problem.advice for problem in plan.problems), plan.problems
+                changed |= bool(plan.changes)
                 told[end] = self.ends[end].announcement()
             if not changed:
                 break

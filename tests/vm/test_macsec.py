@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import resource
+import shutil
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -13,13 +16,14 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from macseckit import ADDRESSES, Wire, tag
-from namespacekit import ip
+from macseckit import ADDRESSES, MACS, Wire, tag
+from namespacekit import ip, until
 from uml import Guest
 
 from dinnet.errors import DinnetError
 from dinnet.host.macsec_kernel import CIPHERS
 from dinnet.host.macsec_state import load, path_of
+from dinnet.host.mka import supplicant
 
 second_kernel = Guest(__file__)
 ENCRYPTED = 0x2C  # SC, E and C of the TCI: SCI present, encrypted, changed text
@@ -381,3 +385,61 @@ def test_removed_leaves_nothing(wire: Wire) -> None:
     assert not path_of(wire.a.folder, "a-b").exists()
     shown = subprocess.run(["ip", "-n", "ma", "macsec", "show"], capture_output=True, text=True, check=True).stdout
     assert shown == ""
+
+
+@second_kernel
+def test_keys_by_mka(tmp_path: Path, stack: ExitStack) -> None:
+    if shutil.which("wpa_supplicant", path="/usr/sbin:/sbin:" + os.environ["PATH"]) is None:
+        pytest.skip("wpa_supplicant is not installed")
+    wire = Wire(tmp_path, stack, cipher="gcm-aes-128", mka=True)
+    processes = []
+    for end in "ab":
+        folder = Path("/run/dinnet-mka", end)
+        processes.append(stack.enter_context(supplicant(wire.ends[end].link, f"m{end}", folder)))
+        (config,) = folder.iterdir()
+        assert config.stat().st_mode & 0o777 == 0o600
+        assert wire.key.read_text() not in config.read_text()
+
+    def keyed(namespace: str) -> bool:
+        command = ["ip", "-n", namespace, "macsec", "show"]
+        shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        return shown.count("state on, key") >= 2  # one to send with, one to receive with
+
+    for end in "ab":
+        until(lambda end=end: keyed(f"m{end}"), "MKA has agreed on keys")  # type: ignore[misc]
+    for end, device in zip("ab", ("macsec0", "macsec0"), strict=True):
+        ip("-n", f"m{end}", "addr", "add", f"{ADDRESSES[end]}/24", "dev", device)
+        ip("-n", f"m{end}", "link", "set", device, "up")
+    assert wire.passes()
+    assert [process.poll() for process in processes] == [None, None]
+    with pytest.raises(DinnetError, match="its keys are MKA's"):
+        wire.a.apply()
+
+
+@second_kernel
+def test_the_command_line_brings_a_link_up(tmp_path: Path, stack: ExitStack) -> None:
+    wire = Wire(tmp_path, stack)
+    for end, other in ("ab", "ba"):
+        text = f"state: {end}\nnetns: m{end}\nlinks:\n  - {{name: a-b, device: ms0, parent: v{end}, key: link.key, "
+        (tmp_path / f"{end}.yaml").write_text(text + f'peer_mac: "{MACS[other]}"}}\n')
+
+    def dinnet(verb: str, end: str, *more: str) -> str:
+        command = [sys.executable, "-m", "dinnet", "macsec", verb, "-c", str(tmp_path / f"{end}.yaml"), *more]
+        ran = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert ran.returncode == 0, ran.stderr
+        assert "Traceback" not in ran.stderr and wire.key.read_text() not in ran.stdout + ran.stderr
+        return ran.stdout
+
+    dinnet("apply", "a")
+    for end, other in ("ba", "ab", "ba"):
+        said = tmp_path / f"{other}.said"
+        said.write_text(dinnet("announce", other))
+        dinnet("apply", end, "--peer", str(said))
+    wire.up()
+    assert wire.passes()
+    assert "nothing to change" in dinnet("plan", "a")
+    dinnet("rotate", "a")
+    (row,) = json.loads(dinnet("status", "a", "-f", "json"))
+    assert (row["link"], row["number"]) == ("a-b", 1)
+    assert wire.passes()
+    assert "removed" in dinnet("remove", "a") and "nothing of dinnet" in dinnet("remove", "a")
