@@ -436,8 +436,9 @@ def test_the_command_line_brings_a_link_up(tmp_path: Path, stack: ExitStack) -> 
         said.write_text(dinnet("announce", other))
         dinnet("apply", end, "--peer", str(said))
     wire.up()
-    assert wire.passes()
     assert "nothing to change" in dinnet("plan", "a")
+    assert wire.passes()
+    assert "key 2: done" in dinnet("apply", "a")  # the peer's key 0 is in use now: one more ahead
     dinnet("rotate", "a")
     (row,) = json.loads(dinnet("status", "a", "-f", "json"))
     assert (row["link"], row["number"]) == ("a-b", 1)
