@@ -29,7 +29,8 @@ _NOUNS: Final = {
     "controller": Part("dinnet.cli.controller", "app", "Keep switches and hosts as an intent file wants them."),
     "switch": Part("dinnet.cli.switch", "app", "Run and look at the embedded eBPF switch."),
     "host": Part("dinnet.cli.host", "app", "Give a host's links slices and queues, and look at them."),
-    "testbed": Part("dinnet.cli.testbed", "app", "Build a namespace testbed and record labelled captures on it."),
+    "macsec": Part("dinnet.cli.macsec", "app", "Encrypt links with MACsec, and rotate their keys."),
+    "testbed": Part("dinnet.cli.testbed", "app", "Traffic between network namespaces: measure it, or record it with labels."),
 }
 
 

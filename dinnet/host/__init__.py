@@ -1,1 +1,1 @@
-"""Linux hosts by netlink: slices and their queues, routes, counters."""
+"""Linux hosts by netlink: slices and their queues, routes, MACsec, counters."""

@@ -81,7 +81,7 @@ class HostState:
 
 
 Action = Literal["add", "change", "delete"]
-Kind = Literal["qdisc", "class", "leaf", "filter", "route"]
+Kind = Literal["qdisc", "class", "leaf", "filter", "route", "macsec", "channel", "association"]
 
 
 @dataclass(frozen=True, slots=True)
