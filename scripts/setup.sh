@@ -55,11 +55,6 @@ elif [ -n "$packages" ]; then
     say "missing, and not installed without root and apt-get:$packages (what needs them is skipped)"
 fi
 
-for what in "$@"; do # a second kernel for tests of what this one may lack; without it they are skipped
-    [ "$what" = test ] || continue
-    why=$(scripts/vm-uml.sh 2>&1 >/dev/null) || say "no second kernel: $why"
-done
-
 if [ ! -x "$venv/bin/python" ]; then
     can_make || fail "$python is no Python 3.11 or newer with venv (Debian: python3-venv); name another one by PYTHON="
     # Whatever is there already is somebody else's: it gets no mark, and is never removed.

@@ -30,7 +30,9 @@ _NOUNS: Final = {
     "switch": Part("dinnet.cli.switch", "app", "Run and look at the embedded eBPF switch."),
     "host": Part("dinnet.cli.host", "app", "Give a host's links slices and queues, and look at them."),
     "macsec": Part("dinnet.cli.macsec", "app", "Encrypt links with MACsec, and rotate their keys."),
-    "testbed": Part("dinnet.cli.testbed", "app", "Traffic between network namespaces: measure it, or record it with labels."),
+    "testbed": Part(
+        "dinnet.cli.testbed", "app", "Run measured traffic on a testbed of namespaces, or record it with labels."
+    ),
 }
 
 

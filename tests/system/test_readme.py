@@ -17,7 +17,7 @@ SAMPLE = ROOT / "examples" / "sample.pcap.zst"
 #: Of commands that have several words.
 _LAST_WORDS = (
     "live", "record", "demo", "clean", "explain", "up", "down", "status", "top", "dump", "trace", "check", "plan",
-    "apply", "schema", "run", "list",
+    "apply", "schema", "run", "list", "rotate", "announce", "remove", "show", "clear",
 )  # fmt: skip
 
 
