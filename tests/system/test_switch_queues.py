@@ -303,6 +303,8 @@ def collected(sock: socket.socket, count: int) -> list[tuple[int, Individual]]:
 class Nobody:
     """Events that a server would pass on."""
 
+    is_behind = False
+
     def digests(self, digest_id: int, rows: Any) -> None: ...
     def packet_in(self, payload: bytes, metadata: Any) -> None: ...
 
