@@ -27,6 +27,8 @@ _NOUNS: Final = {
     "evaluate": Part("dinnet.cli.evaluate", "app", "Score a classifier on scenarios it has never seen."),
     "features": Part("dinnet.cli.features", "app", "Explain the features that the classifier looks at."),
     "switch": Part("dinnet.cli.switch", "app", "Run and look at the embedded eBPF switch."),
+    "scheduler": Part("dinnet.cli.scheduler", "scheduler", "Plan inference requests onto workers, and serve HTTP."),
+    "worker": Part("dinnet.cli.worker", "worker", "Serve a stage of a language model."),
     "testbed": Part("dinnet.cli.testbed", "app", "Build a namespace testbed and record labelled captures on it."),
 }
 
@@ -112,3 +114,15 @@ def main() -> Any:
     except KeyboardInterrupt:
         tell("dinnet: interrupted")
         sys.exit(EXIT_INTERRUPTED)
+
+
+def din_scheduler() -> Any:
+    """`din-scheduler`: `dinnet scheduler` by the name that the DIN documents use."""
+    sys.argv.insert(1, "scheduler")
+    return main()
+
+
+def din_worker() -> Any:
+    """`din-worker`: `dinnet worker` by the name that the DIN documents use."""
+    sys.argv.insert(1, "worker")
+    return main()
