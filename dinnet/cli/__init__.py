@@ -27,6 +27,7 @@ _NOUNS: Final = {
     "evaluate": Part("dinnet.cli.evaluate", "app", "Score a classifier on scenarios it has never seen."),
     "features": Part("dinnet.cli.features", "app", "Explain the features that the classifier looks at."),
     "switch": Part("dinnet.cli.switch", "app", "Run and look at the embedded eBPF switch."),
+    "inference": Part("dinnet.cli.inference", "app", "Prepare models for the inference backend."),
     "scheduler": Part("dinnet.cli.scheduler", "scheduler", "Plan inference requests onto workers, and serve HTTP."),
     "worker": Part("dinnet.cli.worker", "worker", "Serve a stage of a language model."),
     "testbed": Part("dinnet.cli.testbed", "app", "Build a namespace testbed and record labelled captures on it."),
