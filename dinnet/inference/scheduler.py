@@ -267,14 +267,17 @@ class Scheduler:
     async def _place(self, key: str, tokens: list[int], wishes: Sampling, first_index: int) -> _Attempt:
         """Find workers and reserve blocks on all of them, waiting for free ones where they are busy."""
         queued = False
+        # A new request is refused at once where layers are missing; one under way has text to lose, and waits.
+        patient_until = time.monotonic() + (self.config.retry.recover_ms / 1000 if not key.endswith(".0") else 0)
         try:
             for turn in itertools.count():
                 attempt = self._plan(f"{key}.{turn}", tokens, wishes, first_index)
                 if attempt is not None and await self._open(attempt, tokens, wishes, first_index):
                     return attempt
                 if faults := self.faults():
-                    raise Unavailable("; ".join(faults))
-                if not queued:
+                    if time.monotonic() >= patient_until:
+                        raise Unavailable("; ".join(faults))
+                elif not queued:
                     if self.waiting >= self.config.local_queue_max * len(self.nodes):
                         raise Overloaded("too many requests wait for free KV already; try again later")
                     queued, self.waiting = True, self.waiting + 1

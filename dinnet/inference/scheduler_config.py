@@ -20,6 +20,7 @@ class Retry(BaseModel):
     model_config = _STRICT
     max_retries: int = Field(default=2, ge=0, le=20)
     backoff_ms: int = Field(default=200, ge=0, le=60_000)  # doubled at each try, with jitter
+    recover_ms: int = Field(default=30_000, ge=0)  # how long a request under way waits for layers that are missing
 
 
 class SchedulerConfig(BaseModel):
