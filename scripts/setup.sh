@@ -61,11 +61,17 @@ if [ ! -x "$venv/bin/python" ]; then
     [ -e "$venv" ] || { mkdir -p "$venv" && echo "process $$" >"$made"; }
     "$python" -m venv "$venv"
 fi
-want=$(cat pyproject.toml constraints.txt | cksum)
+extras=dev
+for what in "$@"; do
+    [ "$what" = test ] && extras=dev,inference
+done
+# What an environment has of them is not taken away: after `test`, `demo` finds everything it needs.
+case $(content "$installed") in *inference*) extras=dev,inference ;; esac
+want=$(cat pyproject.toml constraints.txt | cksum)" $extras"
 if [ "$(content "$installed")" != "$want" ]; then
     say "installing dinnet and its Python packages into $venv"
     echo unfinished >"$installed" # from here on, whatever ends this
-    "$venv/bin/python" -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]' ||
+    "$venv/bin/python" -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[$extras]" ||
         fail "pip could not install into $venv (it says why above); mend that, or remove $venv, and run this again"
     [ ! -e "$made" ] || place >"$made"
     printf '%s\n' "$want" >"$installed"

@@ -28,6 +28,9 @@ _NOUNS: Final = {
     "features": Part("dinnet.cli.features", "app", "Explain the features that the classifier looks at."),
     "controller": Part("dinnet.cli.controller", "app", "Keep switches and hosts as an intent file wants them."),
     "switch": Part("dinnet.cli.switch", "app", "Run and look at the embedded eBPF switch."),
+    "inference": Part("dinnet.cli.inference", "app", "Prepare models for the inference backend."),
+    "scheduler": Part("dinnet.cli.scheduler", "scheduler", "Plan inference requests onto workers, and serve HTTP."),
+    "worker": Part("dinnet.cli.worker", "worker", "Serve a stage of a language model."),
     "host": Part("dinnet.cli.host", "app", "Give a host's links slices and queues, and look at them."),
     "macsec": Part("dinnet.cli.macsec", "app", "Encrypt links with MACsec, and rotate their keys."),
     "testbed": Part(
@@ -117,3 +120,15 @@ def main() -> Any:
     except KeyboardInterrupt:
         tell("dinnet: interrupted")
         sys.exit(EXIT_INTERRUPTED)
+
+
+def din_scheduler() -> Any:
+    """`din-scheduler`: `dinnet scheduler` by the name that the DIN documents use."""
+    sys.argv.insert(1, "scheduler")
+    return main()
+
+
+def din_worker() -> Any:
+    """`din-worker`: `dinnet worker` by the name that the DIN documents use."""
+    sys.argv.insert(1, "worker")
+    return main()
