@@ -1,4 +1,4 @@
-# make demo   record a short labelled capture on a testbed of network namespaces, classify it, score it
+# make demo   record and classify a short labelled capture; two sites with one queue and with slices, side by side
 # make test   all tests
 # make check  linter, formatter, types
 # make bpf    compile the embedded switch's eBPF object again (needs clang and libbpf's headers)

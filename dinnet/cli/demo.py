@@ -1,4 +1,4 @@
-"""`dinnet demo`: record, classify, and hold the classes against what the senders say they sent."""
+"""`dinnet demo`: record, classify, hold the classes against what was sent, and show what slices do with them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from dinnet.errors import DinnetError, reason
 app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 
 #: A capture of the same scenario, recorded before, for machines where none can be recorded.
-_SAMPLE: Final = Path(__file__).resolve().parents[2] / "examples"
+_REPOSITORY: Final = Path(__file__).resolve().parents[2]
+_SAMPLE: Final = _REPOSITORY / "examples"
+_TWO_SITES: Final = _REPOSITORY / "testbeds" / "pd_two_site.yaml"
 
 
 @app.command()
@@ -26,7 +28,8 @@ def demo(
 ) -> None:
     """Record a short labelled capture between network namespaces, classify it, and score the classes.
 
-    Without root, or on a kernel that lacks what the testbed needs, the recorded sample is classified instead.
+    Then run two sites with switches and a controller, their traffic in one queue and in slices, side by side. Without
+    root, or on a kernel that lacks what the testbed needs, the recorded sample is classified and the rest is skipped.
     """
     from dinnet.cli import classify, testbed
 
@@ -47,6 +50,20 @@ def demo(
     show()
     _print_score(capture, labels)
     show(f"report with plots: {report}")
+    if not sample:
+        show()
+        _run_two_sites(out / "two-sites")
+
+
+def _run_two_sites(out: Path) -> None:
+    from dinnet.cli import testbed
+
+    try:
+        if not _TWO_SITES.is_file():
+            raise DinnetError(f"no {_TWO_SITES}: run it in a clone")
+        testbed.run(_TWO_SITES, out)
+    except DinnetError as error:
+        show(f"skipped: two sites with switches and a controller ({error})")
 
 
 def _take_sample(out: Path) -> Path:

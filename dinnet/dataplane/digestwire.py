@@ -35,6 +35,7 @@ class WireReader:
             else:
                 places.append((fields[name][1], 0, fields[name][0].itemsize))
         self._places = np.array(places, np.int64)
+        self.read(p4r.DigestList())  # compiles now, and not while the first digests wait
 
     def read(self, listed: p4r.DigestList) -> tuple[Records, NDArray[np.uint16]] | None:
         """Records and ingress ports; None where a value does not fit, or is of another kind."""

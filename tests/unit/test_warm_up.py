@@ -1,4 +1,4 @@
-"""After its warm-up the classifier compiles nothing, whatever comes: a compiler takes seconds, a mark milliseconds."""
+"""Once it is up, the controller compiles nothing, whatever comes: a compiler takes seconds, a mark milliseconds."""
 
 from __future__ import annotations
 
@@ -13,18 +13,31 @@ SCRIPT = """
 import sys
 from numba.core import event
 from dinnet.classifier import Classifier
+from dinnet.dataplane.digests import DigestDecoder
+from dinnet.dataplane.program import dinnet_program
 from dinnet.flows import FlowOptions, read_records
+from finsy.proto import p4r
 import numpy as np
 records = np.concatenate([part.copy() for part in read_records(sys.argv[1], options=FlowOptions(emit="all"))])
 classifier = Classifier.load()
 classifier.warm_up()
+(digest,) = dinnet_program().info.digests.values()
+decoder = DigestDecoder(digest)
+listed = p4r.DigestList(digest_id=digest.id, list_id=7, timestamp=2**62)
+for _ in range(3):
+    members = listed.data.add().struct.members
+    for _ in digest.leaves:
+        members.add(bitstring=b"\\1")
 with event.install_recorder("numba:compile") as compiled:
     found = set()
+    assert len(decoder.decode_list(listed).records) == 3
     for size in (1, 7, 200):
         for start in range(0, len(records), size):
             found |= set(classifier.classify(records[start:start + size])["class_id"].tolist())
 print(len(compiled.buffer), *sorted(found))
 """
+
+pytest.importorskip("finsy", reason="needs finsy, which brings P4Runtime's messages")
 
 
 @pytest.mark.slow
