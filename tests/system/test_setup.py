@@ -30,7 +30,7 @@ backend-path = ["."]
 [project]
 name = "small"
 version = "1"
-optional-dependencies = { dev = [] }
+optional-dependencies = { dev = [], inference = [] }
 """
 
 #: A build backend that needs nothing. It waits for as long as there is a file named "wait".
@@ -43,7 +43,8 @@ def build_editable(wheel_directory, config_settings=None, metadata_directory=Non
         time.sleep(0.05)
     name = "small-1-py3-none-any.whl"
     files = {
-        "small-1.dist-info/METADATA": "Metadata-Version: 2.1\\nName: small\\nVersion: 1\\nProvides-Extra: dev\\n",
+        "small-1.dist-info/METADATA": "Metadata-Version: 2.1\\nName: small\\nVersion: 1\\n"
+        "Provides-Extra: dev\\nProvides-Extra: inference\\n",
         "small-1.dist-info/WHEEL": "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n",
         "small.pth": os.getcwd() + "\\n",
     }
