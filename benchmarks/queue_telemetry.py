@@ -16,7 +16,7 @@ from switch_vs_bridge import DST, fill, frame, generator, received, send, wires
 from dinnet.errors import DinnetError
 from dinnet.netns import inside
 from dinnet.switch.attach import PortConfig, Switch
-from dinnet.switch.datapath import Action, Forward, Sizes
+from dinnet.switch.contract import Action, Forward, Sizes
 from dinnet.switch.queues import measuring, misses, read
 
 ROUNDS = int(os.environ.get("ROUNDS", "9"))

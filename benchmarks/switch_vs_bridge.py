@@ -28,7 +28,8 @@ from dinnet.errors import DinnetError
 from dinnet.netns import inside
 from dinnet.switch.attach import PortConfig, Switch
 from dinnet.switch.bpfobject import test_run
-from dinnet.switch.datapath import Action, Datapath, Forward, Port, Sizes
+from dinnet.switch.contract import Action, Forward, Port, Sizes
+from dinnet.switch.datapath import Datapath
 from dinnet.switch.libbpf import TestRunOptions, check, library
 from dinnet.switch.tokens import Rates
 

@@ -37,7 +37,8 @@ from dinnet.flows import FlowOptions, read_records
 from dinnet.flows.record import RECORD_DTYPE
 from dinnet.switch.attach import PortConfig, Switch
 from dinnet.switch.bpfobject import test_run
-from dinnet.switch.datapath import Datapath, Drop, Parsed, Port, Sizes
+from dinnet.switch.contract import Drop, Parsed, Port, Sizes
+from dinnet.switch.datapath import Datapath
 from dinnet.switch.ebpf import EbpfTarget
 from dinnet.switch.libbpf import BpfError
 

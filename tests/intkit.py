@@ -16,7 +16,7 @@ from namespacekit import ip, within
 from switchkit import IN, OTHER, OUT
 
 from dinnet.switch.bpfobject import Ran, test_run
-from dinnet.switch.datapath import Action, Collector, Forward, IntEvent, IntNode
+from dinnet.switch.contract import Action, Collector, Forward, IntEvent, IntNode
 from dinnet.switch.sliceselect import Match, Watch, Watched
 from dinnet.telemetry.int_md import Stack
 from dinnet.telemetry.report import Report

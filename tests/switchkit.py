@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes as c
 import os
 import socket
 import subprocess
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,10 @@ import pytest
 from namespacekit import ip, within
 
 from dinnet.flows.record import RECORD_DTYPE, End
-from dinnet.switch.bpfobject import Ran, test_run
-from dinnet.switch.datapath import Datapath, PacketIn, Port, Sizes
-from dinnet.switch.libbpf import BpfError, library
+from dinnet.switch.bpfobject import Ran, program_info, test_run
+from dinnet.switch.contract import PacketIn, Port, Sizes
+from dinnet.switch.datapath import Datapath
+from dinnet.switch.libbpf import BpfError, check, library
 
 SIZES = Sizes(microflows=4096, flows=1 << 14)
 LOOPBACK = 1  # the interface that test runs come in on where nothing else is said
@@ -137,3 +139,16 @@ def exchange(count: int = 1) -> None:
             assert b.recv(64) == number.to_bytes(4)
             b.sendto(b"answer", ("10.9.0.1", 5000))
             assert a.recv(64) == b"answer"
+
+
+def programs() -> dict[int, str]:
+    """All BPF programs of this machine: number -> name."""
+    found, id = {}, c.c_uint32(0)
+    while library().bpf_prog_get_next_id(id, c.byref(id)) == 0:
+        with suppress(BpfError):  # it ended meanwhile
+            fd = check(library().bpf_prog_get_fd_by_id(id.value), "cannot open a BPF program")
+            try:
+                found[id.value] = program_info(fd)[0].name.decode()
+            finally:
+                os.close(fd)
+    return found

@@ -86,7 +86,7 @@ def _measuring(switch: Switch, description: SwitchConfig) -> Iterator[None]:
 
 def _bring_up(description: SwitchConfig) -> Switch:
     from dinnet.switch.attach import PortConfig, Switch
-    from dinnet.switch.datapath import Sizes
+    from dinnet.switch.contract import Sizes
 
     return Switch.up(
         [PortConfig(number, interface) for number, interface in sorted(description.ports.items())],

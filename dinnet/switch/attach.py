@@ -18,7 +18,8 @@ from typing import Any, Final, Self
 
 from dinnet.errors import DinnetError, reason
 from dinnet.netns import inside
-from dinnet.switch.datapath import Datapath, Port, Sizes
+from dinnet.switch.contract import Port, Sizes
+from dinnet.switch.datapath import Datapath
 from dinnet.switch.hooks import Attached, attach, detach, find
 from dinnet.switch.libbpf import BpfError
 

@@ -8,9 +8,7 @@ import ipaddress
 import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from enum import IntEnum
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +18,28 @@ from dinnet.switch import entrynotes
 from dinnet.switch.bpfmap import Map, Put, create_array
 from dinnet.switch.bpfobject import Object, Program, RingBuffer
 from dinnet.switch.build import OBJECT
+from dinnet.switch.contract import (
+    MARKS,
+    Alternate,
+    Bucket,
+    Cell,
+    Collector,
+    Drop,
+    Event,
+    Forward,
+    IntEvent,
+    IntNode,
+    PacketIn,
+    Parsed,
+    Port,
+    Sizes,
+    cell_of,
+    collector_value,
+    int_node_value,
+    mac_value,
+    packet_in,
+    queue_event_dtype,
+)
 from dinnet.switch.hooks import PROGRAM
 from dinnet.switch.libbpf import BpfError
 from dinnet.switch.microflows import Microflows
@@ -33,8 +53,6 @@ _TABLES: Final = (
 )  # fmt: skip
 #: What is counted at the queues: `dinnet.switch.queues`.
 QUEUE_TABLES: Final = ("queues", "queue_drops", "queue_misses", "queue_link")
-MARKS: Final = 64  # slice << 2 | traffic class
-SLICES: Final = 16
 _EXCEED_DEFAULT: Final = 64
 _GROUP_PORTS: Final = 64
 _NOTES_BYTES: Final = 1 << 20
@@ -42,149 +60,6 @@ _MORE_NOTES: Final = 1 << 16  # pieces of notes on entries besides one for each 
 _EVENTS_BYTES: Final = 1 << 24  # 34,000 flow records that nobody has read yet
 _READS: Final = 100
 _RECORD_AT: Final = 8  # in struct record_event
-_PACKET_AT: Final = 12  # in struct packet_event
-
-
-class Action(IntEnum):
-    """enum forward_action"""
-
-    MISS = 0
-    PORT = 1
-    ROUTE = 2
-    FLOOD = 3
-    DROP = 4
-    CONTROLLER = 5
-
-
-class Exceed(IntEnum):
-    """enum exceed_action"""
-
-    DEGRADE = 0
-    REROUTE = 1
-    DROP = 2
-
-
-class Bucket(IntEnum):
-    """enum bucket: what a packet was above."""
-
-    MICROFLOW = 1
-    SLICE = 2
-
-
-class Drop(IntEnum):
-    """enum drop: cells of the counter of drops."""
-
-    MALFORMED = 1
-    NO_ROUTE = 2
-    TTL = 3
-    FORWARD = 4
-    MICROFLOW = 5
-    SLICE = 6
-    MTU = 7  # longer than the egress interface takes; the embedded switch's own
-
-
-class Parsed(IntEnum):
-    """enum parsed: cells of the counter of parsed packets."""
-
-    NOT_IP = 0
-    IPV4 = 1
-    IPV6 = 2
-    FRAGMENT = 3
-    MALFORMED = 4
-
-
-class Event(IntEnum):
-    """enum event_kind"""
-
-    RECORD = 1
-    PACKET_IN = 2
-    QUEUE = 3
-
-
-class Forward(NamedTuple):
-    """Where packets go. Ethernet addresses are numbers of 48 bits."""
-
-    action: Action
-    port: int = 0  # FLOOD: the multicast group
-    src: int = 0
-    dst: int = 0
-
-
-class Alternate(NamedTuple):
-    """What becomes of packets above a token bucket. Addresses of 0 leave the packet's as they are."""
-
-    action: Exceed
-    port: int = 0
-    src: int = 0
-    dst: int = 0
-
-
-class IntEvent(IntEnum):
-    """enum int_event: cells of the counter of what INT did."""
-
-    BEGUN = 0
-    ADDED = 1
-    ENDED = 2
-    REPORTED = 3
-    UNFIT = 4
-    NO_ROOM = 5
-    MTU = 6
-    HOPS = 7
-    FOREIGN = 8
-    DISCARDED = 9
-    REPORT_LOST = 10
-
-
-class IntNode(NamedTuple):
-    """What the switch is to INT packets that leave by a port."""
-
-    node_id: int
-    is_sink: bool = False
-    mtu: int = 1500  # of IP packets on the link
-
-
-class Collector(NamedTuple):
-    """Where telemetry reports go. Ethernet and IPv4 addresses are numbers."""
-
-    port: int  # that they leave by
-    src_mac: int
-    dst_mac: int
-    src: int
-    dst: int
-    sport: int
-    dport: int
-
-
-class Port(NamedTuple):
-    """A port and the interface behind it."""
-
-    number: int
-    ifindex: int
-    trusted: bool = False
-    flow_labels: bool = False
-
-
-class Cell(NamedTuple):
-    """A counter."""
-
-    packets: int
-    bytes: int
-
-
-class PacketIn(NamedTuple):
-    """A packet for the controller; longer ones than an event holds are cut off."""
-
-    ingress_port: int
-    data: bytes
-    length: int
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """How much there is room for; None: as the P4 program says. Memory is taken at once for all but microflow keys."""
-
-    microflows: int | None = None
-    flows: int | None = None  # records under way, a power of two
 
 
 class Datapath:
@@ -323,12 +198,12 @@ class Datapath:
     def station(self, vlan: int, mac: int, way: Forward, when: Put = Put.ANY) -> int:
         """Set where an Ethernet address of a VLAN (0: no VLAN) is; returns 0 or the error number."""
         table = self._maps["forward_l2"]
-        return table.put_each(np.array([(vlan, _mac(mac))], table.key), self._way(way), when)[0]
+        return table.put_each(np.array([(vlan, mac_value(mac))], table.key), self._way(way), when)[0]
 
     def remove_station(self, vlan: int, mac: int) -> bool:
         """Forget an Ethernet address; whether it was known."""
         table = self._maps["forward_l2"]
-        return bool(table.delete(np.array([(vlan, _mac(mac))], table.key))[0])
+        return bool(table.delete(np.array([(vlan, mac_value(mac))], table.key))[0])
 
     def set_default_forward(self, way: Forward | None) -> None:
         """Set where packets go that no entry knows; None: they are dropped."""
@@ -387,7 +262,7 @@ class Datapath:
         if what is None:
             table.delete(np.array([key]))
         else:
-            value = np.array([(what.action, 0, what.port, _mac(what.src), _mac(what.dst))], table.value)
+            value = np.array([(what.action, 0, what.port, mac_value(what.src), mac_value(what.dst))], table.value)
             table.put(np.array([key]), value)
 
     def set_slice_meters(self, first: int, rates: list[Rates | None]) -> None:
@@ -420,7 +295,7 @@ class Datapath:
     def int_events(self) -> dict[IntEvent, Cell]:
         """What INT did, and could not do."""
         cells = self.counters("int_events")
-        return {event: _cell(cells[event]) for event in IntEvent}
+        return {event: cell_of(cells[event]) for event in IntEvent}
 
     # Counters.
 
@@ -436,16 +311,16 @@ class Datapath:
     def drops(self) -> dict[Drop, Cell]:
         """What was dropped, by reason."""
         cells = self.counters("drops")
-        return {reason: _cell(cells[reason]) for reason in Drop}
+        return {reason: cell_of(cells[reason]) for reason in Drop}
 
     def parsed(self) -> dict[Parsed, Cell]:
         """What came in, by kind."""
         cells = self.counters("parsed")
-        return {kind: _cell(cells[kind]) for kind in Parsed}
+        return {kind: cell_of(cells[kind]) for kind in Parsed}
 
     def flow_collisions(self) -> Cell:
         """Packets that are in no flow record, for there was no room for their flow's."""
-        return _cell(self.counters("flow_collisions")[0])
+        return cell_of(self.counters("flow_collisions")[0])
 
     def lost_events(self) -> tuple[int, int]:
         """Flow records and packet-ins that were lost because nobody read the events in time."""
@@ -501,7 +376,7 @@ class Datapath:
             if kind == Event.RECORD:
                 record(int.from_bytes(data[2:4], "little"), np.frombuffer(data, RECORD_DTYPE, 1, _RECORD_AT))
             elif kind == Event.PACKET_IN:
-                packet(_packet_in(data))
+                packet(packet_in(data))
             elif kind == Event.QUEUE:
                 queue(np.frombuffer(data, queue_event, 1))
 
@@ -545,7 +420,7 @@ class Datapath:
             raise BpfError(f"cannot set {name} {key}: {what}")
 
     def _way(self, way: Forward) -> NDArray[Any]:
-        value = (way.action, 0, way.port, _mac(way.src), _mac(way.dst))
+        value = (way.action, 0, way.port, mac_value(way.src), mac_value(way.dst))
         return np.array([value], self._maps["forward_v4"].value)
 
     def _route_key(self, prefix: str) -> NDArray[Any]:
@@ -567,46 +442,5 @@ def default_queues() -> dict[int, int]:
     return {mark: 1 << 16 | 0x10 + mark for mark in range(MARKS)}
 
 
-def queue_event_dtype(note: np.dtype[Any]) -> np.dtype[Any]:
-    """Struct queue_event, around its struct queue_note."""
-    layout = {
-        "names": ["kind", "dropped", "sequence", "egress_ns", "occupancy", "note"],
-        "formats": ["u2", "u1", "u4", "u8", "u4", note],
-        "offsets": [0, 2, 4, 8, 16, 24],
-        "itemsize": 24 + note.itemsize,
-    }
-    return np.dtype(layout)  # type: ignore[call-overload, no-any-return]
-
-
-def int_node_value(node: IntNode) -> tuple[int, ...]:
-    """Struct int_node."""
-    return node.node_id, node.mtu, node.is_sink, 1
-
-
-def collector_value(to: Collector) -> tuple[Any, ...]:
-    """Struct int_collector."""
-    addresses = (int.from_bytes(number.to_bytes(4), "little") for number in (to.src, to.dst))
-    return _mac(to.dst_mac), _mac(to.src_mac), *addresses, to.sport, to.dport, to.port, 0
-
-
-def _packet_in(data: bytes) -> PacketIn:
-    port, length, tag_type, tag = (
-        int.from_bytes(data[start:stop], "little") for start, stop in ((2, 4), (4, 8), (8, 10), (10, 12))
-    )
-    frame = data[_PACKET_AT : _PACKET_AT + length]
-    if tag_type:  # put the tag back that the kernel took out
-        frame = frame[:12] + tag_type.to_bytes(2) + tag.to_bytes(2) + frame[12:]
-        length += 4
-    return PacketIn(port, frame, length)
-
-
 def _route_table(prefix: str) -> str:
     return "forward_v6" if ":" in prefix else "forward_v4"
-
-
-def _mac(number: int) -> tuple[int, ...]:
-    return tuple(number.to_bytes(6))
-
-
-def _cell(row: Any) -> Cell:
-    return Cell(int(row["packets"]), int(row["bytes"]))

@@ -22,8 +22,8 @@ from dinnet.netns import inside
 from dinnet.switch.attach import Switch
 from dinnet.switch.bpfobject import test_run
 from dinnet.switch.codes import Code, Fault, Refused, invalid
-from dinnet.switch.datapath import Action, Cell, PacketIn
-from dinnet.switch.datapath import Port as ConnectedPort
+from dinnet.switch.contract import Action, Cell, PacketIn
+from dinnet.switch.contract import Port as ConnectedPort
 from dinnet.switch.entrynotes import NAME, EntryNotes
 from dinnet.switch.libbpf import BpfError
 from dinnet.switch.memory import Key, MemoryTarget, TableBook, initial_default

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from dinnet.switch.bpfmap import Map, Put
 from dinnet.switch.codes import Code, Fault
-from dinnet.switch.datapath import Action, Collector, Datapath, Exceed, IntNode
+from dinnet.switch.contract import Action, Collector, Exceed, IntNode
+from dinnet.switch.datapath import Datapath
 from dinnet.switch.p4info import MatchKind, P4Info, Table
 from dinnet.switch.sliceselect import Match, Selected, Ternary, Watch, Watched
 from dinnet.switch.target import CounterData, Entry, Faults, MeterConfig

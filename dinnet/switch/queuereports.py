@@ -15,7 +15,7 @@ _TOLD: Final = (
 )  # fmt: skip
 _TOLD_OF_DROPPED: Final = Instruction.PORTS | Instruction.INGRESS_TIME | Instruction.INTERFACES
 _DROPPED_BIT: Final = 1
-#: The drop reason of reports on what a kernel's queue dropped; the switch's own reasons are `datapath.Drop`.
+#: The drop reason of reports on what a kernel's queue dropped; the switch's own reasons are `contract.Drop`.
 DROPPED_BY_QUEUE: Final = 128
 _MOST_NS: Final = 0xFFFFFFFE
 _MOST_PACKETS: Final = 0xFFFFFE

@@ -22,7 +22,8 @@ import numpy as np
 from dinnet.netns import inside
 from dinnet.switch.bpfobject import Object, is_link
 from dinnet.switch.build import QUEUES_OBJECT
-from dinnet.switch.datapath import QUEUE_TABLES, Cell, Datapath
+from dinnet.switch.contract import Cell
+from dinnet.switch.datapath import QUEUE_TABLES, Datapath
 from dinnet.switch.libbpf import BpfError, library
 from dinnet.switch.residence import percentile_ns
 

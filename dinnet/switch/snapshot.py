@@ -11,7 +11,8 @@ from typing import Final
 from dinnet.errors import DinnetError
 from dinnet.flows.record import End, format_address
 from dinnet.switch.attach import attached, interface_counts
-from dinnet.switch.datapath import SLICES, Cell, Datapath
+from dinnet.switch.contract import SLICES, Cell
+from dinnet.switch.datapath import Datapath
 from dinnet.switch.queues import Queue, class_name, is_measuring, misses
 from dinnet.switch.queues import read as read_queues
 

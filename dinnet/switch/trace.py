@@ -17,7 +17,8 @@ from dinnet.capture.packet import (
 from dinnet.capture.parse import FRAGMENT_DTYPE, parse_frames
 from dinnet.errors import DinnetError
 from dinnet.flows.record import format_address
-from dinnet.switch.datapath import SLICES, Action, Bucket, Datapath, Exceed, Port
+from dinnet.switch.contract import SLICES, Action, Bucket, Exceed, Port
+from dinnet.switch.datapath import Datapath
 from dinnet.switch.sliceselect import Match
 from dinnet.switch.tokens import NANO
 

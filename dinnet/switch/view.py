@@ -9,7 +9,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from dinnet.switch.datapath import Cell
+from dinnet.switch.contract import Cell
 from dinnet.switch.queues import class_name
 from dinnet.switch.snapshot import Snapshot
 

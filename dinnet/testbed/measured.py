@@ -9,10 +9,10 @@ import time
 from dataclasses import dataclass
 from typing import Any, Final
 
-from dinnet.testbed.workloads.base import LabelLog, Profile, Workload
+from dinnet.testbed.workloads.base import LabelLog, Workload
 from dinnet.testbed.workloads.kv import KvRawTcp
-from dinnet.testbed.workloads.links import Link, linked
-from dinnet.testbed.workloads.session import Client, Job, Session
+from dinnet.testbed.workloads.links import Link
+from dinnet.testbed.workloads.session import Client, Job
 from dinnet.testbed.workloads.tokens import RawTokens
 
 
@@ -38,20 +38,8 @@ class MeasuredTokens(RawTokens):
     async def event(self, link: Link, text: int) -> None:
         await link.send(at=time.monotonic_ns(), delta="t" * (text + self.frame_bytes))
 
-    async def session(self, client: Client, session: Session) -> None:
-        described = {"streaming": True, "first_request": session.first_request}
-        async with (
-            client.connection(session.rng, **described) as channel,
-            linked(self.link, channel, True, session.rng) as link,
-        ):
-            for job in session.jobs:
-                await client.until(job.at_s)
-                if (asked := self.asked(client, job)) is None:
-                    return
-                about, prompt = asked
-                await link.send(prompt, **about)
-                while not (told := (await link.receive()).about).get("finish"):
-                    _note(client.log, "token", told["at"])
+    def arrived(self, client: Client, about: dict[str, Any]) -> None:
+        _note(client.log, "token", about["at"])
 
 
 class MeasuredHandOff(KvRawTcp):
@@ -60,15 +48,7 @@ class MeasuredHandOff(KvRawTcp):
     name = "measured/hand-off"
     connections = (2, 4)
 
-    def __init__(self, profile: Profile) -> None:
-        super().__init__(profile)
-        self._log: LabelLog | None = None
-
-    async def drive(self, server: tuple[str, int], log: LabelLog) -> None:
-        self._log = log
-        await super().drive(server, log)
-
-    async def hand_off(self, link: Link, job: Job, rng: random.Random, ack_each: bool) -> None:
+    async def hand_off(self, client: Client, link: Link, job: Job, rng: random.Random, ack_each: bool) -> None:
         sizes = self.pieces(job, rng)
         await asyncio.sleep(self.accelerator.prefill_s(self.model, job.request.new_tokens))
         start = time.monotonic_ns()
@@ -77,8 +57,7 @@ class MeasuredHandOff(KvRawTcp):
         for number, size in enumerate(sizes):
             await link.push(size, piece=number)
         await link.ask(done=True, ack=True)
-        if self._log is not None:
-            _note(self._log, "hand_off", start)
+        _note(client.log, "hand_off", start)
 
 
 MEASURED: Final[dict[str, type[Workload]]] = {kind.name: kind for kind in (MeasuredTokens, MeasuredHandOff)}

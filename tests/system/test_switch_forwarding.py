@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from switchkit import IN, OTHER, OUT
 
 from dinnet.switch.bpfobject import Ran
-from dinnet.switch.datapath import Action, Drop, Forward, Parsed
+from dinnet.switch.contract import Action, Drop, Forward, Parsed
 
 pytestmark = [switchkit.needs_bpf, pytest.mark.root]
 SHOT, REDIRECT, UNSPEC = 2, 7, 0xFFFFFFFF

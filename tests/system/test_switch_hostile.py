@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from switchkit import OUT
 
-from dinnet.switch.datapath import Action, Forward
+from dinnet.switch.contract import Action, Forward
 from dinnet.switch.libbpf import BpfError
 
 pytestmark = [switchkit.needs_bpf, pytest.mark.root]

@@ -18,7 +18,7 @@ from switchkit import IN, OUT
 
 from dinnet.flows.record import End
 from dinnet.switch.bpfobject import Ran
-from dinnet.switch.datapath import Action, Drop, Forward, IntEvent
+from dinnet.switch.contract import Action, Drop, Forward, IntEvent
 from dinnet.switch.sliceselect import Match, Selected, Watch
 from dinnet.telemetry import metadata as md
 from dinnet.telemetry.int_md import Header, Stack

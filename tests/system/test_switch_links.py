@@ -19,7 +19,7 @@ from test_switch_records import compare, from_capture
 
 from dinnet.flows.record import RECORD_DTYPE, End
 from dinnet.switch.attach import PortConfig, Switch
-from dinnet.switch.datapath import Action, Bucket, Cell, Drop, Forward, IntEvent, Parsed, Sizes
+from dinnet.switch.contract import Action, Bucket, Cell, Drop, Forward, IntEvent, Parsed, Sizes
 from dinnet.switch.sliceselect import Match, Selected, Watch
 from dinnet.switch.tokens import Rates
 from dinnet.telemetry.int_md import Header, Stack

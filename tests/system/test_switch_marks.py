@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from switchkit import IN, OTHER, OUT
 
 from dinnet.switch.bpfobject import Ran
-from dinnet.switch.datapath import Action, Alternate, Bucket, Drop, Exceed, Forward
+from dinnet.switch.contract import Action, Alternate, Bucket, Drop, Exceed, Forward
 from dinnet.switch.sliceselect import Match, Selected
 from dinnet.switch.tokens import Rates
 

@@ -20,7 +20,7 @@ from switchkit import HOSTS, MACS, SWITCH, exchange, wired
 from dinnet.errors import DinnetError
 from dinnet.switch import hooks
 from dinnet.switch.attach import PortConfig, Switch, attached, take_down
-from dinnet.switch.datapath import Action, Forward, Sizes
+from dinnet.switch.contract import Action, Forward, Sizes
 from dinnet.switch.libbpf import library
 
 pytest.importorskip("pyroute2", reason="needs pyroute2, which attaches the switch")
@@ -211,7 +211,7 @@ def test_interface_that_is_not_there_changes_nothing() -> None:
 OWNER = f"""
 import sys, time
 from dinnet.switch.attach import PortConfig, Switch
-from dinnet.switch.datapath import Action, Forward, Sizes
+from dinnet.switch.contract import Action, Forward, Sizes
 switch = Switch.up([PortConfig(1, "p1"), PortConfig(2, "p2")], namespace="{SWITCH}",
                    sizes=Sizes(microflows=1024, flows=1024))
 for number, mac in enumerate({MACS}, start=1):

@@ -21,7 +21,7 @@ from p4infokit import ACTIONS, COUNTERS, FLOW_RECORD, SLICE_METER, TABLES, dinne
 from p4rtkit import INSERT, Client, exact, lpm, running, update
 
 from dinnet.switch.attach import PortConfig, Switch
-from dinnet.switch.datapath import Drop, Sizes
+from dinnet.switch.contract import Drop, Sizes
 from dinnet.switch.ebpf import CPU_PORT, NO_PORT, EbpfTarget
 from dinnet.switch.p4info import P4Info, parse_p4info
 from dinnet.switch.target import (

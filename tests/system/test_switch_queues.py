@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,24 +14,14 @@ import pytest
 import switchkit
 from intkit import NODE, ones_sum
 from namespacekit import ip, until, within
-from switchkit import HOSTS, MACS, SWITCH, exchange, wired
+from switchkit import HOSTS, MACS, SWITCH, exchange, programs, wired
 
 pytest.importorskip("pyroute2", reason="needs pyroute2, which attaches the switch")
 pytest.importorskip("finsy", reason="needs finsy, which brings P4Runtime's messages")
 
 from dinnet.switch import queues
 from dinnet.switch.attach import PortConfig, Switch
-from dinnet.switch.datapath import (
-    Action,
-    Cell,
-    Collector,
-    Forward,
-    IntEvent,
-    IntNode,
-    Port,
-    Sizes,
-    queue_event_dtype,
-)
+from dinnet.switch.contract import Action, Cell, Collector, Forward, IntEvent, IntNode, Port, Sizes, queue_event_dtype
 from dinnet.switch.ebpf import EbpfTarget
 from dinnet.switch.queuereports import DROPPED_BY_QUEUE, frame_of, report_of
 from dinnet.switch.sliceselect import Match, Watch, Watched
@@ -433,10 +422,16 @@ def test_status_top_and_dump_show_queues(tmp_path: Path) -> None:
     def rows() -> list[dict[str, Any]]:
         return [json.loads(line) for line in dinnet("dump", "queues", *here).stdout.splitlines()]
 
+    before = programs()
+
+    def made() -> list[str]:
+        return [name for number, name in programs().items() if number not in before]
+
     with wired():
         shaped()
         try:
             with server(config, log) as process:
+                assert "enqueued" in made()
                 assert "queue telemetry is on" in log.read_text()
 
                 def out() -> None:
@@ -464,6 +459,7 @@ def test_status_top_and_dump_show_queues(tmp_path: Path) -> None:
                 assert rows() == [row]
         finally:
             dinnet("down", *here)
-        time.sleep(0.2)
-        shown = subprocess.run(["bpftool", "prog", "show"], check=True, capture_output=True, text=True)
-        assert "enqueued" not in shown.stdout
+        until(
+            lambda: "enqueued" not in [name for id, name in programs().items() if id not in before],
+            "the tracing programs to be gone",
+        )

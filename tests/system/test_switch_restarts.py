@@ -27,7 +27,7 @@ from p4rtkit import INSERT, Client, action, entry, exact, microflow, microflows,
 
 from dinnet.dataplane.conformance.wires import wires
 from dinnet.switch.attach import PortConfig, Switch
-from dinnet.switch.datapath import Action, Collector, Forward, IntEvent, IntNode, Sizes
+from dinnet.switch.contract import Action, Collector, Forward, IntEvent, IntNode, Sizes
 from dinnet.switch.ebpf import EbpfTarget
 from dinnet.switch.sliceselect import Match, Watch, Watched
 from dinnet.switch.snapshot import opened

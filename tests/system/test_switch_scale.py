@@ -23,7 +23,7 @@ from dinnet.dataplane.session import Session, connected
 from dinnet.dataplane.tables import Microflow, SetMark
 from dinnet.netns import inside
 from dinnet.switch.attach import PortConfig, Switch
-from dinnet.switch.datapath import Sizes
+from dinnet.switch.contract import Sizes
 from dinnet.switch.ebpf import EbpfTarget
 from dinnet.switch.server import ServerOptions, serving
 

@@ -12,7 +12,7 @@ from switchkit import IN, OTHER, OUT
 from test_switch_marks import FLOW, keys_of, mapped, mark, marks_of
 
 from dinnet.errors import DinnetError
-from dinnet.switch.datapath import Action, Alternate, Bucket, Exceed, Forward
+from dinnet.switch.contract import Action, Alternate, Bucket, Exceed, Forward
 from dinnet.switch.sliceselect import Match, Selected
 from dinnet.switch.tokens import Rates
 from dinnet.switch.trace import trace

@@ -132,7 +132,7 @@ def test_only_one_works_on_a_link_at_a_time(tmp_path: Path) -> None:
     with locked(tmp_path / "new", "a-b"), locked(tmp_path / "new", "a-c"):
         thread = threading.Thread(target=other)
         thread.start()
-        time.sleep(0.1)
+        time.sleep(0.1)  # in which the other would come first if nothing held it
         order.append("first")
     thread.join()
     assert order == ["first", "other"]

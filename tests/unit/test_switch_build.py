@@ -9,7 +9,7 @@ import pytest
 
 from dinnet.errors import DinnetError
 from dinnet.flows.record import RECORD_DTYPE
-from dinnet.switch import build, datapath, queues
+from dinnet.switch import build, contract, queues
 from dinnet.switch.btf import Btf
 from dinnet.switch.cells import Cells
 
@@ -25,12 +25,13 @@ def test_committed_object_is_built_from_the_sources_as_they_are() -> None:
 @pytest.mark.parametrize(
     ("name", "prefix", "enum"),
     [
-        ("forward_action", "FORWARD_", datapath.Action),
-        ("exceed_action", "", datapath.Exceed),
-        ("bucket", "ABOVE_", datapath.Bucket),
-        ("drop", "DROP_", datapath.Drop),
-        ("parsed", "PARSED_", datapath.Parsed),
-        ("event_kind", "EVENT_", datapath.Event),
+        ("forward_action", "FORWARD_", contract.Action),
+        ("exceed_action", "", contract.Exceed),
+        ("bucket", "ABOVE_", contract.Bucket),
+        ("drop", "DROP_", contract.Drop),
+        ("parsed", "PARSED_", contract.Parsed),
+        ("event_kind", "EVENT_", contract.Event),
+        ("int_event", "INT_", contract.IntEvent),
         ("queue_miss", "QUEUE_", queues.Miss),
     ],
 )

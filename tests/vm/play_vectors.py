@@ -21,7 +21,8 @@ from dinnet.dataplane.conformance.systems import embedded
 from dinnet.dataplane.conformance.vectors import Result, load
 from dinnet.dataplane.conformance.wires import wires
 from dinnet.dataplane.program import dinnet_program
-from dinnet.switch.datapath import Datapath, Sizes
+from dinnet.switch.contract import Sizes
+from dinnet.switch.datapath import Datapath
 from dinnet.switch.libbpf import check, library
 
 VECTORS = Path(__file__).parents[1] / "conformance/vectors"

@@ -115,7 +115,7 @@ async def embedded(wires: Wires, program: Program) -> AsyncIterator[Session]:
         DinnetError: The kernel does not take it.
     """
     from dinnet.switch.attach import PortConfig, Switch
-    from dinnet.switch.datapath import Sizes
+    from dinnet.switch.contract import Sizes
     from dinnet.switch.ebpf import EbpfTarget
     from dinnet.switch.server import ServerOptions, serving
 

@@ -329,6 +329,6 @@ _Static_assert(__builtin_offsetof(struct queue_event, sequence) == 4 &&
 		       __builtin_offsetof(struct queue_event, egress_ns) == 8 &&
 		       __builtin_offsetof(struct queue_event, occupancy) == 16 &&
 		       __builtin_offsetof(struct queue_event, note) == 24,
-	       "struct queue_event is not what dinnet/switch/datapath.py says");
+	       "struct queue_event is not what dinnet/switch/contract.py says");
 
 #endif

@@ -108,6 +108,17 @@ __noinline int forget(struct packet *p)
 #define SHIM_MD 0x18 /* INT-MD, and another transport header behind it */
 #define INT_HEADERS 24 /* UDP, shim, INT-MD header */
 
+static __always_inline void take_tcp(struct packet *p, struct tcp_header *tcp)
+{
+	p->sport = bpf_ntohs(tcp->sport);
+	p->dport = bpf_ntohs(tcp->dport);
+	p->seq = bpf_ntohl(tcp->seq);
+	p->ack = bpf_ntohl(tcp->ack);
+	p->window = bpf_ntohs(tcp->window);
+	p->tcp_flags = tcp->flags;
+	p->has_tcp = 1;
+}
+
 /* What INT was put in front of, where it is there and whole; else the packet is like any other of UDP. */
 static __noinline int parse_int(struct __sk_buff *skb, struct packet *p)
 {
@@ -132,13 +143,7 @@ static __noinline int parse_int(struct __sk_buff *skb, struct packet *p)
 		header = (tcp.offset >> 4) * 4;
 		if (header < 20 || p->l4_bytes < bytes + header)
 			return PARSE_OK;
-		p->sport = bpf_ntohs(tcp.sport);
-		p->dport = bpf_ntohs(tcp.dport);
-		p->seq = bpf_ntohl(tcp.seq);
-		p->ack = bpf_ntohl(tcp.ack);
-		p->window = bpf_ntohs(tcp.window);
-		p->tcp_flags = tcp.flags;
-		p->has_tcp = 1;
+		take_tcp(p, &tcp);
 	} else {
 		if (COPY(skb, p->l4 + bytes, udp))
 			return PARSE_MALFORMED;
@@ -172,13 +177,7 @@ static __always_inline int parse_transport(struct __sk_buff *skb, struct packet 
 		__u16 header = (tcp.offset >> 4) * 4;
 		if (header < 20 || p->l4_bytes < header)
 			return PARSE_MALFORMED;
-		p->sport = bpf_ntohs(tcp.sport);
-		p->dport = bpf_ntohs(tcp.dport);
-		p->seq = bpf_ntohl(tcp.seq);
-		p->ack = bpf_ntohl(tcp.ack);
-		p->window = bpf_ntohs(tcp.window);
-		p->tcp_flags = tcp.flags;
-		p->has_tcp = 1;
+		take_tcp(p, &tcp);
 		p->payload_bytes = p->l4_bytes - header;
 		return PARSE_OK;
 	case 17:

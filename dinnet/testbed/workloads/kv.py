@@ -44,7 +44,7 @@ class KvPush(LinkWorkload):
                 await client.until(job.at_s)
                 if client.left_s <= 0:
                     return
-                await self.hand_off(link, job, session.rng, ack_each)
+                await self.hand_off(client, link, job, session.rng, ack_each)
 
     def pieces(self, job: Job, rng: random.Random) -> list[int]:
         """Sizes of the messages: one a layer or a few layers, at least 16 KiB each."""
@@ -52,7 +52,7 @@ class KvPush(LinkWorkload):
         count = max(1, min(self.model.layers // rng.choice((1, 1, 1, 2, 4)), total // LEAST_MESSAGE))
         return [total // count] * count
 
-    async def hand_off(self, link: Link, job: Job, rng: random.Random, ack_each: bool) -> None:
+    async def hand_off(self, client: Client, link: Link, job: Job, rng: random.Random, ack_each: bool) -> None:
         sizes = self.pieces(job, rng)
         prefill_s = self.accelerator.prefill_s(self.model, job.request.new_tokens)
         await link.push(

@@ -251,8 +251,11 @@ class LinkTokens(TokenStream):
                     return
                 about, prompt = asked
                 await link.send(prompt, **about)
-                while not (await link.receive()).about.get("finish"):
-                    pass
+                while not (told := (await link.receive()).about).get("finish"):
+                    self.arrived(client, told)
+
+    def arrived(self, client: Client, about: dict[str, Any]) -> None:
+        """What the client does with an event."""
 
     async def answer(self, channel: Channel, rng: random.Random) -> None:
         async with linked(self.link, channel, False, rng) as link:
