@@ -70,5 +70,5 @@ def worker(
         signal.signal(number, lambda *_: running.stop())
     tell(f"dinnet: worker {options.name}: layers {stage.layers}, {role.value}, at {running.address}")
     running.wait()
-    if running.refused:
-        raise DinnetError(running.refused)
+    if running.fault:
+        raise DinnetError(running.fault)

@@ -12,6 +12,7 @@ from dinnet.yamlfile import load_yaml
 _STRICT: Final = ConfigDict(extra="forbid", frozen=True)
 #: Below this, a slow step would be taken for a dead stage.
 _LEAST_STAGE_TIMEOUT_MS: Final = 1500
+Address = Annotated[str, Field(pattern=r"^(\[[0-9A-Fa-f:.]+\]|[^\s:\[\]/]+):\d{1,5}$", description="HOST:PORT")]
 
 
 class Retry(BaseModel):
@@ -27,8 +28,8 @@ class SchedulerConfig(BaseModel):
     model_config = _STRICT
     model_path: Path | None = None  # for its tokenizer and chat template
     model_name: str | None = None
-    listen: str = "127.0.0.1:9000"  # workers
-    http: str = "127.0.0.1:8000"
+    listen: Address = "127.0.0.1:9000"  # workers
+    http: Address = "127.0.0.1:8000"
     batch_window_ms: Annotated[int, Field(ge=0, le=1000)] = 15
     max_batch_size: int = Field(default=32, ge=1, le=1024)
     pipeline_depth: int = Field(default=2, ge=1, le=64)

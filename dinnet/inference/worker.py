@@ -80,7 +80,7 @@ class Worker:
         self._peers: dict[str, Link] = {}
         self._control: Link | None = None
         self._stopped = threading.Event()
-        self.refused: str | None = None
+        self.fault: str | None = None  # why it stopped by itself
         self._server = LinkServer(options.listen, self._on_frame, lambda link, why: None)
         self.address = self._server.address
         threading.Thread(target=self._compute, name="compute", daemon=True).start()
@@ -94,8 +94,12 @@ class Worker:
         self._server.stop()
 
     def wait(self) -> None:
-        """Until the worker is stopped, or refused by its scheduler."""
+        """Until the worker is stopped, or stops by itself: `fault` says why then."""
         self._stopped.wait()
+
+    def _fail(self, why: str) -> None:
+        self.fault = why
+        self._stopped.set()
 
     # --- greeting -------------------------------------------------------------------------------------------------
 
@@ -175,9 +179,8 @@ class Worker:
                 link.send(Frame("refused", {"why": "; ".join(faults)}))
                 link.close()
         elif frame.kind == "refused":
-            self.refused = f"{link.name} refuses this worker: {frame.meta['why']}"
             if link is self._control:
-                self._stopped.set()
+                self._fail(f"{link.name} refuses this worker: {frame.meta['why']}")
             link.close()
         elif frame.kind == "kv":
             self._receive_kv(frame)
@@ -216,17 +219,26 @@ class Worker:
     # --- work, in the compute thread --------------------------------------------------------------------------------
 
     def _compute(self) -> None:
-        while not self._stopped.is_set():
-            stepped = self._head_step()
-            try:
-                while (work := self._inbox.get(block=not stepped)) is not None:
-                    try:
-                        work()
-                    except DinnetError as error:
-                        self._report("trouble", {"why": str(error)})
-                    stepped = True
-            except queue.Empty:
-                pass
+        try:
+            while not self._stopped.is_set():
+                stepped = self._head_step()
+                with suppress(queue.Empty):
+                    while (work := self._inbox.get(block=not stepped)) is not None:
+                        self._take(work)
+                        stepped = True
+        finally:
+            # Without this thread the worker would go on to tell its scheduler that all is well.
+            if not self._stopped.is_set():
+                self._fail("a step of the computation failed in a way that it must not: see the traceback above")
+
+    def _take(self, work: Callable[[], None]) -> None:
+        """Do what a message asks for; one that makes no sense is told to the scheduler, and forgotten."""
+        try:
+            work()
+        except DinnetError as error:
+            self._report("trouble", {"why": str(error)})
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            self._report("trouble", {"why": f"a message made no sense: {error!r}"})
 
     def _do_open(self, frame: Frame) -> None:
         m = frame.meta
@@ -387,8 +399,8 @@ class Worker:
         return "length" if request.first_index + request.chosen >= request.sampling.max_tokens else None
 
     def _guarded(self, keys: list[str], work: Callable[[], None]) -> None:
-        """Do what needs other workers; when one is gone, the scheduler is told which requests suffer."""
+        """Do what needs other workers, or memory; where it fails, the scheduler is told which requests suffer."""
         try:
             work()
-        except DinnetError as error:
+        except (DinnetError, RuntimeError) as error:  # torch's word for memory that is not there
             self._report("failed", {"keys": keys, "why": str(error)})

@@ -20,6 +20,8 @@ from dinnet.inference.kv import KvPool, Piece
 from dinnet.inference.layers import LayerRange
 from dinnet.inference.model import Stage
 from dinnet.inference.scheduler import Unavailable
+from dinnet.inference.transport.frame import Frame
+from dinnet.inference.transport.grpc_link import connect
 from dinnet.inference.worker import Worker
 
 BLOCK = 16
@@ -142,9 +144,61 @@ def test_gaps_and_misfits_are_named(llama: tuple[Path, object]) -> None:
                 stranger = await asyncio.to_thread(
                     start_worker, folder, scheduler.address, "both", LayerRange(2, 3), **changes
                 )
-                await until(lambda stranger=stranger: stranger.refused is not None)
-                assert words in str(stranger.refused)
+                await until(lambda stranger=stranger: stranger.fault is not None)
+                assert words in str(stranger.fault)
                 await asyncio.to_thread(stranger.stop)
+
+    asyncio.run(run())
+
+
+def test_messages_that_make_no_sense_stop_nothing(llama: tuple[Path, object]) -> None:
+    folder, model = llama
+
+    async def run() -> None:
+        async with backend(folder, ("both", LayerRange(0, LAYERS - 1))) as (scheduler, (worker,)):
+            link = connect(worker.address, lambda link, frame: None, lambda link, why: None)
+            for kind in ("open", "start", "close", "kv_ready", "first", "activation", "results"):
+                link.send(Frame(kind, {}))
+            link.send(Frame("open", {"key": 5, "reserve": "much"}))
+            (prompt,) = prompts([20])
+            assert await answer(scheduler, prompt, 8) == reference(model, prompt, 8)
+            assert worker.fault is None
+            link.close()
+
+    asyncio.run(run())
+
+
+def test_a_step_without_memory_is_tried_again(llama: tuple[Path, object], monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, model = llama
+
+    async def run() -> None:
+        async with backend(folder, ("both", LayerRange(0, LAYERS - 1))) as (scheduler, (worker,)):
+            real, calls = worker.stage.run, []
+
+            def failing(*given: object) -> object:
+                calls.append(given)
+                if len(calls) == 3:
+                    raise torch.OutOfMemoryError("no memory")
+                return real(*given)  # type: ignore[arg-type]
+
+            monkeypatch.setattr(worker.stage, "run", failing)
+            (prompt,) = prompts([20])
+            assert await answer(scheduler, prompt, 8) == reference(model, prompt, 8)
+            assert len(calls) > 3
+            await until(lambda: worker.pool.free_blocks == 256)
+
+    asyncio.run(run())
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_worker_that_cannot_compute_any_more_says_so_and_ends(llama: tuple[Path, object]) -> None:
+    folder = llama[0]
+
+    async def run() -> None:
+        async with backend(folder, ("both", LayerRange(0, LAYERS - 1))) as (_, (worker,)):
+            worker._inbox.put(lambda: 1 // 0)
+            await until(lambda: worker.fault is not None)
+            await asyncio.to_thread(worker.wait)
 
     asyncio.run(run())
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -145,3 +147,12 @@ def test_no_end_before_min_tokens_and_logprobs_are_the_models() -> None:
     chosen = choose(logits, wishes, 0)
     assert chosen.logprob == pytest.approx(math.log(0.25))
     assert chosen.top == ((1, pytest.approx(math.log(0.75))),)
+
+
+@pytest.mark.parametrize("address", ["8000", "127.0.0.1:", "localhost:http", "http://127.0.0.1:8000", "::1:80"])
+def test_an_address_is_host_and_port(address: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "dinnet", "scheduler", "--http", address], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert done.stderr == f"dinnet: error: --http {address}: an address is HOST:PORT\n"
