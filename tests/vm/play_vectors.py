@@ -1,7 +1,8 @@
 """Every nth golden vector of every file, played on the embedded switch of the kernel that this runs on (root).
 
 `play_vectors.py STEP` prints where the outcome differs from BMv2's (exit code 1), then, as its last line, one JSON
-object: the kernel's release, how many instructions its verifier went through, and how many vectors of each file.
+object: the kernel's release, how many instructions its verifier went through, whether queues are measured, and how many
+vectors of each file were played.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from dinnet.dataplane.conformance.systems import embedded
 from dinnet.dataplane.conformance.vectors import Result, load
 from dinnet.dataplane.conformance.wires import wires
 from dinnet.dataplane.program import dinnet_program
+from dinnet.switch import queues
 from dinnet.switch.contract import Sizes
 from dinnet.switch.datapath import Datapath
 from dinnet.switch.libbpf import check, library
@@ -40,6 +42,12 @@ def verified() -> int:
         size = c.c_uint32(len(info))
         check(library().bpf_obj_get_info_by_fd(datapath.program.fd, info, c.byref(size)), "cannot read about it")
         return int.from_bytes(info.raw[VERIFIED_AT:], sys.byteorder)
+
+
+def measures_queues() -> bool:
+    """Whether the tracing programs load and attach, too."""
+    with Datapath.load(Sizes(microflows=64, flows=64)) as datapath, queues.measuring(datapath):
+        return queues.is_measuring(datapath)
 
 
 def without_sequence(result: Result) -> Result:
@@ -76,8 +84,8 @@ async def play(step: int) -> tuple[Counter[str], list[str]]:
 
 
 if __name__ == "__main__":
-    instructions = verified()
+    instructions, measured = verified(), measures_queues()
     counts, wrong = asyncio.run(play(int(sys.argv[1])))
-    told = {"release": os.uname().release, "verified": instructions, "played": counts}
+    told = {"release": os.uname().release, "verified": instructions, "queues": measured, "played": counts}
     sys.stdout.writelines(f"{line}\n" for line in [*wrong, json.dumps(told)])
     sys.exit(1 if wrong else 0)

@@ -47,6 +47,7 @@ def test_switch_does_on_6_1_what_bmv2_did() -> None:
     assert done.code == 0, done.output
     told = json.loads(done.output.splitlines()[-1])
     assert told["release"].startswith("6.1.")
+    assert told["queues"] is True
     assert sorted(told["played"]) == VECTORS
     assert sum(told["played"].values()) >= 30
     # Room for what other kernels of that series make of it.

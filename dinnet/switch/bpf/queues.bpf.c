@@ -288,7 +288,9 @@ int BPF_PROG(enqueued, struct Qdisc *q, const struct netdev_queue *txq, struct s
 			bpf_map_delete_elem(&in_queue_watched, &address);
 		return 0;
 	}
-	if (packet.watched)
+	/* Without a note it is not watched, but the verifier of Linux 6.1 has lost that by now. */
+	asm volatile("" : "+r"(note));
+	if (note && packet.watched)
 		note->taken = 1;
 	ADD(queue->enqueued_packets, packet.packets);
 	ADD(queue->enqueued_bytes, packet.bytes);
